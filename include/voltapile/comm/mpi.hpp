@@ -1,0 +1,25 @@
+// The MPI backend. Nothing here names an MPI type; mpi.h is included in src/comm/mpi_* only.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "voltapile/comm/communicator.hpp"
+
+namespace voltapile {
+
+// MPI_Init_thread(MPI_THREAD_MULTIPLE) for the lifetime of the object. Without mpirun the world has
+// one rank.
+class MpiSession {
+ public:
+  MpiSession(int* argc, char*** argv);
+  ~MpiSession();
+  MpiSession(const MpiSession&) = delete;
+  MpiSession& operator=(const MpiSession&) = delete;
+  std::unique_ptr<Communicator> world();
+  int rank() const;
+  int size() const;
+  // Ends every rank of the job with this exit code at once.
+  [[noreturn]] void abort(int exit_code);
+};
+
+}  // namespace voltapile

@@ -1,0 +1,111 @@
+// The typed deck: everything that the user says about a run. Filled by parse_deck from TOML; the
+// schema table in src/deck/schema.cpp is the only place that knows key names, defaults, ranges and
+// help texts.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "voltapile/base/dtype.hpp"
+
+namespace voltapile {
+
+enum class DeviceKind { cpu, cuda };
+enum class Home { device, host, nvme };
+enum class Pool { mean, token };
+enum class Position { learned, sine2d };
+enum class Recompute { none, layers, selective };
+enum class ActivationStore { working, int8, host };
+enum class GradientStore { automatic, f32, working };
+enum class Sequence { automatic, on, off };
+enum class DataFormat { synthetic, idx, folder, tar, hdf5 };
+enum class LearningRateSchedule { constant, cosine, linear };
+
+struct Deck {
+  struct Run {
+    std::string name, dir;
+    DeviceKind device{};
+    std::optional<int64_t> steps;  // exactly one of steps and epochs
+    std::optional<double> epochs;
+    uint64_t seed{};
+    std::optional<double> walltime_seconds;
+    int threads{};    // CPU threads per rank; 0 = automatic
+    int log_every{};  // steps between progress lines
+  } run;
+  struct Model {
+    std::array<int64_t, 2> image{};  // height, width in pixels
+    std::array<int64_t, 2> patch{};  // height, width in pixels
+    int64_t channels{}, dim{}, depth{}, heads{}, mlp{}, classes{};
+    Pool pool{};
+    Position position{};
+    bool qkv_bias{};
+    double layer_scale{};  // initial value; 0 = no LayerScale
+    bool qk_norm{};
+    double drop_path{};  // rate of the last block; grows linearly from 0, as timm's
+    double initial_std{};
+  } model;
+  struct Loss {
+    double label_smoothing{};
+  } loss;
+  struct Parallel {
+    int pipeline{}, data{}, tensor{};
+    Sequence sequence{};
+    std::string schedule;       // a builder's name, or "file"
+    int chunks{};               // chunks per pipeline rank
+    std::string schedule_file;  // resolved against the deck's folder
+  } parallel;
+  struct Batch {
+    int64_t global{}, micro{};  // samples per step; samples per micro-batch
+  } batch;
+  struct Precision {
+    DType type{};                      // f32, bf16, f16
+    std::optional<double> loss_scale;  // fixed value; empty = dynamic
+    double initial_loss_scale{};
+    int64_t growth_interval{};  // good steps before a dynamic scale doubles
+  } precision;
+  struct Optimizer {
+    std::string name;  // "adamw"
+    double lr{}, min_lr{}, weight_decay{};
+    std::array<double, 2> betas{};
+    double eps{}, clip{};  // clip 0 = off
+    int64_t warmup_steps{};
+    LearningRateSchedule schedule{};
+    int zero{};  // 0 or 1
+  } optimizer;
+  struct Memory {
+    std::optional<int64_t> checkpoint_every;  // layers; empty = "chunk"
+    Recompute recompute{};
+    ActivationStore activations{};
+    GradientStore gradients{};
+    Home optimizer{}, weights{};
+    std::optional<int64_t> device_limit_bytes, host_limit_bytes;
+  } memory;
+  struct Data {
+    DataFormat format{};
+    std::string train, train_labels, test, test_labels;  // resolved against the deck's folder
+    int64_t synthetic_train{}, synthetic_test{};         // number of made-up pictures
+    std::vector<double> mean, std;                       // per channel, of pixel / 255
+    bool flip{};
+    int64_t shift{};  // random shift in pixels, each direction
+    int workers{};    // 0 = automatic
+    int prefetch_factor{};
+  } data;
+  struct Eval {
+    int64_t every_steps{};  // 0 = only at the end
+    int64_t batch{};        // samples per micro-batch in evaluation; 0 = batch.micro
+  } eval;
+  struct Checkpoint {
+    int64_t every_steps{};  // 0 = only at the end
+    int64_t keep_last{};
+    bool at_end{};
+  } checkpoint;
+  struct Trace {
+    std::string steps;  // "100:105", half open
+  } trace;
+
+  std::string path;  // where it was read from, for messages
+};
+
+}  // namespace voltapile

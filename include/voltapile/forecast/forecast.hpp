@@ -1,0 +1,29 @@
+// What a plan will cost, before it runs: FLOPs, bytes, bubble, memory; and the page that `voltapile
+// plan` prints.
+#pragma once
+#include <string>
+
+#include "voltapile/plan/plan.hpp"
+
+namespace voltapile {
+
+struct Forecast {
+  double parameters = 0;
+  double model_flops_per_step = 0;     // 6 N T + attention; recomputation left out
+  double hardware_flops_per_step = 0;  // recomputation included
+  double bubble = 0;                   // simulated, costs by FLOPs
+  double bubble_formula = -1;          // -1: none for this schedule
+  double activation_bytes = 0;         // kept from forward to backward, heaviest rank
+  double activation_bytes_without_recompute = 0;
+};
+Forecast forecast(const Plan& plan);
+
+// The whole text of `voltapile plan`: mesh, chunks, shards, schedule picture, bubble, parameters,
+// FLOPs, and memory by name for each kind of rank, with the limits of the deck beside it.
+std::string describe(const Plan& plan, int columns = 100);
+
+// Homes and stores that the deck may ask for but this version cannot train yet; one message each,
+// naming the key.
+std::vector<std::string> not_trainable(const Plan& plan);
+
+}  // namespace voltapile

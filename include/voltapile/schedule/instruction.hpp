@@ -1,0 +1,88 @@
+// A program is the list of instructions that one rank issues in one step: plain data.
+#pragma once
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace voltapile {
+
+enum class Op : uint8_t {
+  load_batch,  // pictures (first chunk) or labels (last chunk) of a micro-batch to the device
+  forward,
+  recompute,        // rebuild the saved tensors of a chunk's last segment before its backward
+  backward,         // input and weight gradients
+  backward_input,   // split backward: what the previous chunk waits for
+  backward_weight,  // split backward: the rest
+  send_activation,
+  receive_activation,  // `chunk` is the one that the activation enters
+  send_gradient,
+  receive_gradient,  // `chunk` is the one whose input the gradient belongs to (same numbering)
+  store_activation,
+  fetch_activation,  // saved tensors to and from their home
+  gather_weights,    // bring a chunk's weights to the device: from host, nvme or the dp shards
+  reduce_gradients,  // tp all-reduce of replicated parameters, dp reduce-scatter, then to the
+                     // optimizer's home
+  norm,              // global gradient norm, loss and overflow vote
+  update,            // AdamW on a chunk's shard, on the lane of its home
+  snapshot,          // hand a chunk's state to the checkpoint writer
+};
+inline constexpr int kOpCount = static_cast<int>(Op::snapshot) + 1;
+
+enum class Lane : uint8_t { compute, pipe_in, pipe_out, dp, h2d, d2h, host };
+inline constexpr int kLaneCount = static_cast<int>(Lane::host) + 1;
+
+std::string_view name_of(Op op);
+std::string_view name_of(Lane lane);
+
+struct Instruction {
+  Op op;
+  Lane lane;
+  int16_t chunk = -1,
+          micro = -1;  // -1: not of a chunk (norm) or not of a micro-batch (update, ...)
+  bool operator==(const Instruction&) const = default;
+};
+using Program = std::vector<Instruction>;
+
+// Which rank of the pipeline axis holds each chunk. Chunks are numbered along the model.
+struct ChunkTable {
+  int ranks = 1;
+  std::vector<int> rank_of;  // size = number of chunks
+  int chunks() const { return static_cast<int>(rank_of.size()); }
+  int last() const { return chunks() - 1; }
+};
+ChunkTable cyclic_chunks(int ranks, int chunks_per_rank);
+
+// What an instruction reads and writes, on its own rank. The engine's waits, buffer liveness,
+// validate() and simulate() are all derived from this one function.
+enum class Value : uint8_t {
+  pictures,    // (micro)         input pixels of the first chunk
+  labels,      // (micro)         targets of the last chunk
+  activation,  // (chunk, micro)  boundary activation entering `chunk`; chunk 0 has none
+  gradient,    // (chunk, micro)  its gradient
+  saved,       // (chunk, micro)  kept from forward to backward
+  deferred,    // (chunk, micro)  kept from backward_input to backward_weight
+  weights,     // (chunk)         working-type parameters
+  gradients,   // (chunk)         accumulated gradients
+  reduced,     // (chunk)         gradients as they leave for the optimizer
+  state,       // (chunk)         master weights and moments
+  step_state,  // ()              norm, clip factor, loss scale, ...
+  workspace,   // ()              temporaries of the compute lane
+};
+inline constexpr int kValueCount = static_cast<int>(Value::workspace) + 1;
+std::string_view name_of(Value value);
+
+enum class Access : uint8_t { read, write, update };  // update = read and write
+struct Operand {
+  Value value;
+  int16_t chunk = -1, micro = -1;
+  Access access;
+};
+// What of the run changes operands.
+struct OperandRules {
+  bool keep_input = true;  // backward reads the chunk's input activation again (recomputation, and
+                           // weight gradients)
+};
+std::vector<Operand> operands(const Instruction& instruction, const ChunkTable& chunks,
+                              const OperandRules& rules = {});
+
+}  // namespace voltapile

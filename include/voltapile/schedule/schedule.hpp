@@ -1,0 +1,78 @@
+// Builders write compute instructions only; lower() adds the rest; validate() proves that the
+// result cannot deadlock; simulate() predicts its time; print and parse round-trip. All pure.
+#pragma once
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "voltapile/schedule/instruction.hpp"
+#include "voltapile/schedule/timeline.hpp"
+
+namespace voltapile {
+
+struct ScheduleShape {
+  ChunkTable chunks;
+  int micros = 1;  // micro-batches of a step, per data rank
+};
+
+// Names accepted by build(): "gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble_h1".
+const std::vector<std::string>& schedule_names();
+
+// One compute-only program per pipeline rank (forward, and backward or backward_input +
+// backward_weight). Throws Error(bad_input) when the schedule does not exist for this shape, saying
+// which shapes it accepts (gpipe, 1f1b and zero_bubble_h1: one chunk per rank; interleaved: micros
+// divisible by ranks).
+std::vector<Program> build(std::string_view name, const ScheduleShape& shape);
+
+// Text of a schedule, one line per pipeline rank: "F0.1" = forward of chunk 0, micro 1; "B"
+// backward; "I" backward_input; "W" backward_weight; '#' starts a comment. parse_schedule() gives
+// line:column in its errors and checks completeness (every chunk and micro once, on its own rank).
+std::string print_schedule(const std::vector<Program>& programs);
+std::vector<Program> parse_schedule(std::string_view text, const ScheduleShape& shape,
+                                    const std::string& path);
+
+struct LowerOptions {
+  bool recompute = false;  // insert `recompute` before backward / backward_input
+  bool gather_after_update =
+      false;  // ZeRO-1: weights are gathered from the dp shards after `update`
+  Lane update_lane = Lane::compute;
+  bool training = true;  // false: evaluation; forward only, no gradients
+};
+// Adds load_batch, transfers (none between chunks of one rank), recompute, reduce_gradients (after
+// the last backward of a chunk), norm, update, gather_weights. Every rank's result is a projection
+// of one global order over all lanes. Order of a step's end: reduce_gradients of each chunk as soon
+// as it can, then norm, then update (and gather_weights) chunk by chunk in the order in which the
+// next step's forward needs them.
+std::vector<Program> lower(const std::vector<Program>& compute, const ScheduleShape& shape,
+                           const LowerOptions& options);
+
+// The compute-only programs of an evaluation: forward of every chunk and micro.
+std::vector<Program> build_forward_only(const ScheduleShape& shape);
+
+// Throws Error(failure) naming rank, position and instruction: an incomplete step, an operand read
+// before it is written, a communicator (directed edge, dp axis, world) whose order differs between
+// its ranks, a circular wait when every send blocks until received.
+void validate(const std::vector<Program>& programs, const ScheduleShape& shape);
+
+// Costs in seconds (or any unit). Per-chunk vectors may be empty (= all 1).
+struct Costs {
+  double forward = 1, backward_input = 1, backward_weight = 1;  // backward = both
+  double recompute = 0;  // added to backward when `recompute` instructions are absent
+  double transfer = 0, reduce = 0, norm = 0, update = 0, gather = 0, load = 0;
+  std::vector<double> chunk_weight;  // multiplies compute costs of a chunk
+};
+// Steady state: `steps` steps issued back to back; the Timeline holds all of them.
+Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& shape,
+                  const Costs& costs, int steps = 1);
+
+// (p-1)/(m+p-1) for gpipe and 1f1b, (p-1)/(v m+p-1) for interleaved and breadth_first, and for
+// zero_bubble_h1 (p-1)(F+I-W) / (m(F+I+W) + (p-1)(F+I-W)) (Qi et al., "Zero bubble pipeline
+// parallelism", 2023); empty for others.
+std::optional<double> bubble_formula(std::string_view name, const ScheduleShape& shape,
+                                     const Costs& costs);
+
+// The schedule as a picture: one row per pipeline rank, time to the right, at most `columns` wide.
+std::string draw(const Timeline& timeline, int ranks, int columns);
+
+}  // namespace voltapile
