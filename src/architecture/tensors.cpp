@@ -70,7 +70,7 @@ std::vector<Tensor> deferred_tensors(const Architecture& a, const Layer& layer, 
                                      bool with_inputs) {
   const Extents e(a, s);
   switch (layer.kind) {
-    case LayerKind::embedding: return {{"output_gradient", {e.rows, e.dim}, e.working}};
+    case LayerKind::embedding: return {};
     case LayerKind::head: return {{"logits_gradient", {e.samples, e.classes}, e.working}};
     case LayerKind::block: break;
   }

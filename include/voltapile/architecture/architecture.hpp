@@ -119,8 +119,9 @@ Architecture make_architecture(const Deck& deck);
 std::vector<Tensor> saved_tensors(const Architecture&, const Layer&, const Sizes&);
 // What a split backward keeps from backward_input to backward_weight: the output gradients of the
 // linear layers, and their inputs too when with_inputs (recomputation: their segment buffer is
-// reused; without it they stay saved, or are rebuilt from what is saved under selective).
-//   embedding  output_gradient (R,C)
+// reused; without it they stay saved, or are rebuilt from what is saved under selective). The
+// gradients of norms, LayerScale, replicated biases and the embedding are not put off.
+//   embedding  nothing
 //   block      qkv_gradient (F,3*h*D)  branch1_gradient (R,C)  fc1_gradient (F,m)  branch2_gradient
 //   (R,C)
 //              with_inputs: norm1 (R,C)  attention (F,h*D)  norm2 (R,C)  gelu (F,m)
