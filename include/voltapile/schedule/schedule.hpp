@@ -21,8 +21,9 @@ const std::vector<std::string>& schedule_names();
 
 // One compute-only program per pipeline rank (forward, and backward or backward_input +
 // backward_weight). Throws Error(bad_input) when the schedule does not exist for this shape, saying
-// which shapes it accepts (gpipe, 1f1b and zero_bubble_h1: one chunk per rank; interleaved: micros
-// divisible by ranks).
+// which shapes it accepts (gpipe, 1f1b and zero_bubble_h1: one chunk per rank, in any placement;
+// interleaved: cyclic placement, where the last round may be short; breadth_first: any placement
+// that leaves no rank without a chunk). Any number of micro-batches up to 32767.
 std::vector<Program> build(std::string_view name, const ScheduleShape& shape);
 
 // Text of a schedule, one line per pipeline rank: "F0.1" = forward of chunk 0, micro 1; "B"
@@ -39,11 +40,13 @@ struct LowerOptions {
   Lane update_lane = Lane::compute;
   bool training = true;  // false: evaluation; forward only, no gradients
 };
-// Adds load_batch, transfers (none between chunks of one rank), recompute, reduce_gradients (after
-// the last backward of a chunk), norm, update, gather_weights. Every rank's result is a projection
-// of one global order over all lanes. Order of a step's end: reduce_gradients of each chunk as soon
-// as it can, then norm, then update (and gather_weights) chunk by chunk in the order in which the
-// next step's forward needs them.
+// Compute-only programs in, complete ones out. Adds load_batch (one micro-batch ahead), transfers
+// (none between chunks of one rank), recompute, reduce_gradients (after the last backward of a
+// chunk), norm, update, gather_weights. Every rank's result is a projection of one global order
+// over all lanes. Order of a step's end: reduce_gradients of each chunk as soon as it can, then
+// norm, then update (and gather_weights) chunk by chunk in the order in which the next step's
+// forward needs them. Throws Error(bad_input) when the compute programs wait for each other for
+// ever.
 std::vector<Program> lower(const std::vector<Program>& compute, const ScheduleShape& shape,
                            const LowerOptions& options);
 
