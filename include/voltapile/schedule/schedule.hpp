@@ -54,8 +54,10 @@ std::vector<Program> lower(const std::vector<Program>& compute, const ScheduleSh
 std::vector<Program> build_forward_only(const ScheduleShape& shape);
 
 // Throws Error(failure) naming rank, position and instruction: an incomplete step, an operand read
-// before it is written, a communicator (directed edge, dp axis, world) whose order differs between
-// its ranks, a circular wait when every send blocks until received.
+// before it is written, an operation on a lane that cannot run it, a communicator (directed edge,
+// world) whose order differs between its ranks, and programs that are not projections of one global
+// order, in which a send that blocks until received, or a buffer that is reused, could wait in a
+// circle. (Ranks of one dp or tp group share a program, so their order agrees by itself.)
 void validate(const std::vector<Program>& programs, const ScheduleShape& shape);
 
 // Costs in seconds (or any unit). Per-chunk vectors may be empty (= all 1).
@@ -71,11 +73,15 @@ Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& sha
 
 // (p-1)/(m+p-1) for gpipe and 1f1b, (p-1)/(v m+p-1) for interleaved and breadth_first, and for
 // zero_bubble_h1 (p-1)(F+I-W) / (m(F+I+W) + (p-1)(F+I-W)) (Qi et al., "Zero bubble pipeline
-// parallelism", 2023); empty for others.
+// parallelism", 2023), with equal chunks and transfers that take no time. Empty for others and
+// where it does not hold: fewer micros than ranks with several chunks or a split backward, chunks
+// that ranks do not divide, placements that are not cyclic, W above F or I.
 std::optional<double> bubble_formula(std::string_view name, const ScheduleShape& shape,
                                      const Costs& costs);
 
-// The schedule as a picture: one row per pipeline rank, time to the right, at most `columns` wide.
+// The compute lanes as a picture: one row per pipeline rank, time to the right, no line wider than
+// `columns` (at least 24 are used), a legend below. UTF-8. Numbers are micro-batches, or
+// chunk.micro where there is room.
 std::string draw(const Timeline& timeline, int ranks, int columns);
 
 }  // namespace voltapile
