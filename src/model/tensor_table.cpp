@@ -1,0 +1,67 @@
+#include "tensor_table.hpp"
+
+#include "voltapile/base/error.hpp"
+
+namespace voltapile {
+
+TensorTable::TensorTable(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {
+  for (const Tensor& tensor : tensors_) {
+    offsets_.push_back(bytes_);
+    bytes_ += (tensor.bytes() + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
+  }
+  VP_CHECK(bytes_ == total_bytes(tensors_, kTensorAlignment), "{} bytes laid out, {} counted",
+           bytes_, total_bytes(tensors_, kTensorAlignment));
+}
+
+TensorView TensorTable::at(std::string_view name, std::byte* base) const {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (tensors_[i].name != name) continue;
+    VP_CHECK(base != nullptr, "no memory was given for {}", name);
+    return {base + offsets_[i], tensors_[i].dtype, tensors_[i].shape};
+  }
+  return {};
+}
+
+namespace {
+Shape folded(const Shape& shape) {
+  if (shape.dims() < 2) return shape;
+  return {shape[0], shape.elements() / shape[0]};
+}
+}  // namespace
+
+ParameterTable::ParameterTable(const Architecture& architecture, const FlatLayout& flat, int layer,
+                               int tp) {
+  const auto& parameters = architecture.layers[static_cast<size_t>(layer)].parameters;
+  for (const FlatEntry& entry : flat.entries) {
+    if (entry.layer != layer) continue;
+    const Parameter& parameter = parameters[static_cast<size_t>(entry.parameter)];
+    places_.push_back({parameter.name, entry.offset, folded(local_shape(parameter, tp)),
+                       parameter.trained});
+  }
+}
+
+const ParameterTable::Place* ParameterTable::find(std::string_view suffix) const {
+  for (const Place& place : places_) {
+    const std::string_view name = place.name;
+    if (name == suffix) return &place;
+    // Whole components only: "norm.weight" is not the end of "fc_norm.weight".
+    if (name.size() > suffix.size() && name.ends_with(suffix) &&
+        name[name.size() - suffix.size() - 1] == '.')
+      return &place;
+  }
+  return nullptr;
+}
+
+TensorView ParameterTable::at(std::string_view suffix, const TensorView& flat) const {
+  const Place* place = find(suffix);
+  if (place == nullptr || !flat) return {};
+  return flat.slice_flat(place->offset, place->offset + place->shape.elements())
+      .reshaped(place->shape);
+}
+
+TensorView ParameterTable::gradient_at(std::string_view suffix, const TensorView& flat) const {
+  const Place* place = find(suffix);
+  return place != nullptr && place->trained ? at(suffix, flat) : TensorView{};
+}
+
+}  // namespace voltapile
