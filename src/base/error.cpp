@@ -1,0 +1,20 @@
+#include "voltapile/base/error.hpp"
+
+namespace voltapile {
+
+void throw_failed_check(const char* file, int line, const char* condition,
+                        const std::string& message) {
+  throw Error(ExitCode::failure,
+              format("{} [check failed: {} at {}:{}]", message, condition, file, line));
+}
+
+std::string join(const std::vector<std::string>& parts, std::string_view separator) {
+  std::string text;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (i != 0) text += separator;
+    text += parts[i];
+  }
+  return text;
+}
+
+}  // namespace voltapile
