@@ -3,25 +3,18 @@
 
 namespace voltapile {
 
-Block::Block(const LayerContext& context, const FlatLayout& flat, int layer, bool training,
-             bool deferred_inputs)
+Block::Block(const LayerContext& context, int block, LayerTables tables)
     : context_(&context),
-      local_heads_(context.architecture->model.heads / context.sizes.tp),
-      local_mlp_(context.architecture->model.mlp / context.sizes.tp),
-      parameters_(*context.architecture, flat, layer, context.sizes.tp) {
-  const Architecture& a = *context.architecture;
-  const Layer& description = a.layers[static_cast<size_t>(layer)];
-  block_ = description.block;
+      tables_(std::move(tables)),
+      block_(block),
+      local_heads_(context.architecture->model.heads / context.sizes.tp) {
+  const auto& model = context.architecture->model;
   // timm: torch.linspace(0, drop_path, depth)
-  drop_rate_ = training && a.model.depth > 1
-                   ? a.model.drop_path * block_ / static_cast<double>(a.model.depth - 1)
-                   : 0;
-  saved_ = TensorTable(saved_tensors(a, description, context.sizes));
-  deferred_ = TensorTable(deferred_tensors(a, description, context.sizes, deferred_inputs));
-  workspace_ = TensorTable(workspace_tensors(a, description, context.sizes));
+  if (context.training && model.depth > 1)
+    drop_rate_ = model.drop_path * block_ / static_cast<double>(model.depth - 1);
 }
 
-Block::Views Block::bind(const Memory& memory) const {
+Block::Views Block::bind(const LayerMemory& memory, const TensorView& x) const {
   const auto parameters = [&](auto&& at) {
     return BlockParameters{
         .norm1_weight = at("norm1.weight"),
@@ -44,50 +37,48 @@ Block::Views Block::bind(const Memory& memory) const {
         .scale2 = at("ls2.gamma"),
     };
   };
-  const auto saved = [&](std::string_view name) { return saved_.at(name, memory.saved); };
-  const auto workspace = [&](std::string_view name) {
-    return workspace_.at(name, memory.workspace);
-  };
+  const auto saved = [&](std::string_view name) { return tables_.saved(name, memory); };
+  const auto temporary = [&](std::string_view name) { return tables_.temporary(name, memory); };
   // Only a split backward has memory for what it defers.
-  const auto deferred = [&](std::string_view name) {
-    return memory.deferred != nullptr ? deferred_.at(name, memory.deferred) : TensorView{};
+  const auto later = [&](std::string_view name) {
+    return memory.deferred != nullptr ? tables_.later(name, memory) : TensorView{};
   };
   return {
-      .weights = parameters([&](std::string_view n) { return parameters_.at(n, memory.weights); }),
+      .weights = parameters([&](std::string_view name) { return tables_.weight(name, memory); }),
       .gradients =
-          parameters([&](std::string_view n) { return parameters_.at(n, memory.gradients); }),
+          parameters([&](std::string_view name) { return tables_.gradient(name, memory); }),
       .saved = {.norm1 = saved("norm1"),
-                .mean1 = saved("norm1.mean"),
-                .rstd1 = saved("norm1.rstd"),
-                .qkv = saved("attn.qkv"),
-                .qk_norm = saved("attn.qk_norm"),
-                .qk_stats = saved("attn.qk_norm.stats"),
-                .attention = saved("attn.out"),
-                .lse = saved("attn.lse"),
-                .branch1 = saved("attn.branch"),
+                .mean1 = saved("mean1"),
+                .rstd1 = saved("rstd1"),
+                .qkv = saved("qkv"),
+                .qkv_normed = saved("qkv_normed"),
+                .qk_stats = saved("qk_stats"),
+                .attention = saved("attention"),
+                .lse = saved("lse"),
+                .branch1 = saved("branch1"),
                 .middle = saved("middle"),
                 .norm2 = saved("norm2"),
-                .mean2 = saved("norm2.mean"),
-                .rstd2 = saved("norm2.rstd"),
-                .pre = saved("mlp.pre"),
-                .act = saved("mlp.act"),
-                .branch2 = saved("mlp.branch")},
-      .deferred = {.branch1_gradient = deferred("attn.branch_gradient"),
-                   .qkv_gradient = deferred("attn.qkv_gradient"),
-                   .branch2_gradient = deferred("mlp.branch_gradient"),
-                   .pre_gradient = deferred("mlp.pre_gradient"),
-                   .norm1 = deferred("norm1"),
-                   .attention = deferred("attn.out"),
-                   .norm2 = deferred("norm2"),
-                   .act = deferred("mlp.act")},
-      .workspace = {.gathered = workspace("gathered"),
-                    .product = workspace("product"),
-                    .norm = workspace("norm"),
-                    .qk_norm = workspace("qk_norm"),
-                    .act = workspace("act"),
-                    .branch_gradient = workspace("branch_gradient"),
-                    .inner_gradient = workspace("inner_gradient")},
-      .x = memory.x,
+                .mean2 = saved("mean2"),
+                .rstd2 = saved("rstd2"),
+                .fc1 = saved("fc1"),
+                .gelu = saved("gelu"),
+                .branch2 = saved("branch2")},
+      .deferred = {.branch1_gradient = later("branch1_gradient"),
+                   .qkv_gradient = later("qkv_gradient"),
+                   .branch2_gradient = later("branch2_gradient"),
+                   .fc1_gradient = later("fc1_gradient"),
+                   .norm1 = later("norm1"),
+                   .attention = later("attention"),
+                   .norm2 = later("norm2"),
+                   .gelu = later("gelu")},
+      .workspace = {.gathered = temporary("gathered"),
+                    .product = temporary("product"),
+                    .norm = temporary("norm"),
+                    .qkv_normed = temporary("qkv_normed"),
+                    .gelu = temporary("gelu"),
+                    .branch_gradient = temporary("branch_gradient"),
+                    .inner_gradient = temporary("inner_gradient")},
+      .x = x,
   };
 }
 

@@ -4,9 +4,9 @@
 
 namespace voltapile {
 
-void Block::backward(Gradients part, const Memory& memory, const MicroStep& step,
-                     const TensorView& dout, const TensorView& dx) const {
-  const Views v = bind(memory);
+void Block::backward(Gradients part, const LayerMemory& memory, const MicroStep& step,
+                     const TensorView& x, const TensorView& dout, const TensorView& dx) const {
+  const Views v = bind(memory, x);
   mlp_backward(part, v, step, dout, dx);
   attention_backward(part, v, step, dx, dx);
   if (part == Gradients::input) keep_linear_inputs(v);
@@ -21,9 +21,9 @@ void Block::mlp_backward(Gradients part, const Views& v, const MicroStep& step,
   const BlockSaved& s = v.saved;
   const bool both = part == Gradients::both;
   const DropPath drop = drop_path(step, Branch::mlp);
-  const TensorView pre_gradient =  // (B*T, m)
-      both ? v.workspace.inner_gradient.slice_flat(0, s.pre.elements()).reshaped(s.pre.shape)
-           : v.deferred.pre_gradient;
+  const TensorView fc1_gradient =  // (B*T, m)
+      both ? v.workspace.inner_gradient.slice_flat(0, s.fc1.elements()).reshaped(s.fc1.shape)
+           : v.deferred.fc1_gradient;
 
   // Without LayerScale and drop path the branch has the gradient of the sum; a copy is needed only
   // where it outlives this call.
@@ -37,15 +37,15 @@ void Block::mlp_backward(Gradients part, const Views& v, const MicroStep& step,
   }
   const TensorView dproduct = c.gather_rows(dbranch, v.workspace.gathered);  // (B*T, C)
   if (wants_input(part)) {
-    c.kernels->linear_backward_input_gelu(dproduct, w.fc2_weight, s.pre, pre_gradient, *c.stream);
+    c.kernels->linear_backward_input_gelu(dproduct, w.fc2_weight, s.fc1, fc1_gradient, *c.stream);
   }
   if (wants_weight(part)) {
-    TensorView act = v.deferred.act ? v.deferred.act : s.act;  // (B*T, m)
-    if (!act) c.kernels->gelu(s.pre, act = v.workspace.act, *c.stream);
-    c.kernels->linear_backward_weight(dproduct, act, g.fc2_weight, {}, *c.stream);
+    TensorView gelu = v.deferred.gelu ? v.deferred.gelu : s.gelu;  // (B*T, m)
+    if (!gelu) c.kernels->gelu(s.fc1, gelu = v.workspace.gelu, *c.stream);
+    c.kernels->linear_backward_weight(dproduct, gelu, g.fc2_weight, {}, *c.stream);
   }
   if (wants_input(part)) {
-    c.kernels->linear_backward_input(pre_gradient, w.fc1_weight, v.workspace.product, *c.stream);
+    c.kernels->linear_backward_input(fc1_gradient, w.fc1_weight, v.workspace.product, *c.stream);
     const TensorView dnorm = c.sum_to_rows(v.workspace.product);  // (R, C)
     c.kernels->layer_norm_backward(dnorm, s.middle, w.norm2_weight, s.mean2, s.rstd2, dout, dmiddle,
                                    g.norm2_weight, g.norm2_bias, *c.stream);
@@ -56,7 +56,7 @@ void Block::mlp_backward(Gradients part, const Views& v, const MicroStep& step,
       c.kernels->layer_norm_apply(s.middle, w.norm2_weight, w.norm2_bias, s.mean2, s.rstd2,
                                   norm = v.workspace.norm, *c.stream);
     }
-    c.kernels->linear_backward_weight(pre_gradient, c.gather_rows(norm, v.workspace.gathered),
+    c.kernels->linear_backward_weight(fc1_gradient, c.gather_rows(norm, v.workspace.gathered),
                                       g.fc1_weight, g.fc1_bias, *c.stream);
   }
 }
@@ -85,7 +85,8 @@ void Block::attention_backward(Gradients part, const Views& v, const MicroStep& 
   const TensorView dproduct = c.gather_rows(dbranch, v.workspace.gathered);  // (B*T, C)
   if (wants_input(part)) {
     // The gradient of attention's output is gone before `product` is needed for the next one.
-    const TensorView dattention = v.workspace.product  // (B*T, c)
+    const TensorView dattention = v.workspace
+                                      .product  // (B*T, c)
                                       .slice_flat(0, s.attention.elements())
                                       .reshaped(s.attention.shape);
     c.kernels->linear_backward_input(dproduct, w.proj_weight, dattention, *c.stream);
@@ -108,8 +109,8 @@ void Block::attention_backward(Gradients part, const Views& v, const MicroStep& 
       c.kernels->layer_norm_apply(v.x, w.norm1_weight, w.norm1_bias, s.mean1, s.rstd1,
                                   norm = v.workspace.norm, *c.stream);
     }
-    c.kernels->linear_backward_weight(dqkv, c.gather_rows(norm, v.workspace.gathered),
-                                      g.qkv_weight, g.qkv_bias, *c.stream);
+    c.kernels->linear_backward_weight(dqkv, c.gather_rows(norm, v.workspace.gathered), g.qkv_weight,
+                                      g.qkv_bias, *c.stream);
   }
 }
 
@@ -120,7 +121,7 @@ void Block::attention_core_backward(const Views& v, const TensorView& dattention
   const BlockParameters& w = v.weights;
   const BlockParameters& g = v.gradients;
   const BlockSaved& s = v.saved;
-  const TensorView normed = w.q_norm_weight && s.qk_norm ? s.qk_norm : qk_normed(v);
+  const TensorView normed = w.q_norm_weight && s.qkv_normed ? s.qkv_normed : qk_normed(v);
   c.kernels->attention_backward(as_heads(dattention), as_qkv(normed), as_heads(s.attention), s.lse,
                                 as_qkv(dqkv), *c.stream);
   if (!w.q_norm_weight) return;
@@ -138,7 +139,7 @@ void Block::keep_linear_inputs(const Views& v) const {
   keep(v.saved.norm1, v.deferred.norm1);
   keep(v.saved.attention, v.deferred.attention);
   keep(v.saved.norm2, v.deferred.norm2);
-  keep(v.saved.act, v.deferred.act);
+  keep(v.saved.gelu, v.deferred.gelu);
 }
 
 }  // namespace voltapile

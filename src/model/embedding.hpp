@@ -2,29 +2,24 @@
 // its rows. B samples, N patches, T tokens, P patch elements, R own rows, C dim.
 #pragma once
 #include "layer_context.hpp"
-#include "tensor_table.hpp"
+#include "layer_tables.hpp"
 
 namespace voltapile {
 
 class Embedding {
  public:
-  Embedding(const LayerContext& context, const FlatLayout& flat, int layer);
+  Embedding(const LayerContext& context, LayerTables tables);
 
-  struct Memory {
-    TensorView weights, gradients;  // of the chunk, flat
-    std::byte* saved = nullptr;
-    std::byte* deferred = nullptr;  // split backward only
-    std::byte* workspace = nullptr;
-  };
   // pictures (B, channels, H, W) u8 -> out (R, C)
-  void forward(const Memory&, const TensorView& pictures, const TensorView& out) const;
-  // dout (R, C); for Gradients::weight it may be empty.
-  void backward(Gradients, const Memory&, const TensorView& dout) const;
+  void forward(const LayerMemory&, const TensorView& pictures, const TensorView& out) const;
+  // dout (R, C). All gradients are of weights; pictures have none.
+  void backward(const LayerMemory&, const TensorView& pictures, const TensorView& dout) const;
 
  private:
+  TensorView make_patches(const LayerMemory&, const TensorView& pictures) const;  // (B*N, P)
+
   const LayerContext* context_;
-  ParameterTable parameters_;
-  TensorTable saved_, deferred_, workspace_;
+  LayerTables tables_;
 };
 
 }  // namespace voltapile

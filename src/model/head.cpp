@@ -2,14 +2,9 @@
 
 namespace voltapile {
 
-Head::Head(const LayerContext& context, const FlatLayout& flat, int layer)
-    : context_(&context), parameters_(*context.architecture, flat, layer, context.sizes.tp) {
-  const Architecture& architecture = *context.architecture;
-  const Layer& description = architecture.layers[static_cast<size_t>(layer)];
-  saved_ = TensorTable(saved_tensors(architecture, description, context.sizes));
-  deferred_ = TensorTable(deferred_tensors(architecture, description, context.sizes, false));
-  workspace_ = TensorTable(workspace_tensors(architecture, description, context.sizes));
-  const bool mean = architecture.model.pool == Pool::mean;
+Head::Head(const LayerContext& context, LayerTables tables)
+    : context_(&context), tables_(std::move(tables)) {
+  const bool mean = context.architecture->model.pool == Pool::mean;
   norm_weight_ = mean ? "fc_norm.weight" : "norm.weight";
   norm_bias_ = mean ? "fc_norm.bias" : "norm.bias";
 }
@@ -18,77 +13,81 @@ int64_t Head::first_class() const {
   return context_->tensor->rank() * context_->architecture->local_classes(context_->sizes.tp);
 }
 
-void Head::forward(const Memory& memory, const MicroStep& step, const TensorView& x) const {
+void Head::forward(const LayerMemory& memory, const MicroStep& step, const Targets& targets,
+                   const TensorView& x) const {
   const LayerContext& c = *context_;
   const Architecture& a = *c.architecture;
-  const auto saved = [&](std::string_view name) { return saved_.at(name, memory.saved); };
-  const auto weight = [&](std::string_view name) { return parameters_.at(name, memory.weights); };
-  const TensorView pooled = saved("pooled");  // (B, C)
-  const TensorView normed = saved("norm");    // (B, C)
-  const TensorView logits = saved("logits");  // (B, L)
-  const TensorView max = saved("max");        // (B)
-  const TensorView sums = saved("sums");      // (B, 3)
+  const TensorView pooled = tables_.saved("pooled", memory);                    // (B, C)
+  const TensorView normed = tables_.saved("norm", memory);                      // (B, C)
+  const TensorView full = c.gather_rows(x, tables_.temporary("full", memory));  // (B*T, C)
 
-  const TensorView whole = c.gather_rows(x, workspace_.at("whole", memory.workspace));
-  c.kernels->pool(whole.reshaped({c.sizes.micro, a.tokens(), a.model.dim}),
+  c.kernels->pool(full.reshaped({c.sizes.micro, a.tokens(), a.model.dim}),
                   a.model.pool == Pool::mean, pooled, *c.stream);
-  c.kernels->layer_norm(pooled, weight(norm_weight_), weight(norm_bias_), kNormEpsilon, normed,
-                        saved("norm.mean"), saved("norm.rstd"), *c.stream);
-  c.kernels->linear(normed, weight("head.weight"), weight("head.bias"), logits, *c.stream);
-
-  c.kernels->logits_max(logits, first_class(), a.model.classes, max, *c.stream);
-  c.tensor->all_reduce(max, Reduction::max, *c.stream);
-  c.kernels->cross_entropy_sums(logits, first_class(), memory.targets, max, sums, *c.stream);
-  c.tensor->all_reduce(sums, Reduction::sum, *c.stream);
-  c.kernels->cross_entropy_loss(sums, step.valid, step.loss, *c.stream);
-  if (step.correct) count_correct(memory, step);
+  c.kernels->layer_norm(pooled, tables_.weight(norm_weight_, memory),
+                        tables_.weight(norm_bias_, memory), kNormEpsilon, normed,
+                        tables_.saved("mean", memory), tables_.saved("rstd", memory), *c.stream);
+  c.kernels->linear(normed, tables_.weight("head.weight", memory),
+                    tables_.weight("head.bias", memory), tables_.saved("logits", memory),
+                    *c.stream);
+  add_loss(memory, step, targets);
 }
 
-void Head::count_correct(const Memory& memory, const MicroStep& step) const {
+// Each rank sees its classes only: the softmax is put together from maxima and sums.
+void Head::add_loss(const LayerMemory& memory, const MicroStep& step,
+                    const Targets& targets) const {
   const LayerContext& c = *context_;
-  const TensorView rank = workspace_.at("rank", memory.workspace);  // (B)
-  c.kernels->count_before_label(saved_.at("logits", memory.saved), first_class(), memory.targets,
-                                saved_.at("max", memory.saved), saved_.at("sums", memory.saved),
-                                rank, *c.stream);
+  const TensorView logits = tables_.saved("logits", memory);  // (B, L)
+  const TensorView max = tables_.saved("max", memory);        // (B)
+  const TensorView sums = tables_.saved("sums", memory);      // (B, 3)
+  c.kernels->logits_max(logits, first_class(), c.architecture->model.classes, max, *c.stream);
+  c.tensor->all_reduce(max, Reduction::max, *c.stream);
+  c.kernels->cross_entropy_sums(logits, first_class(), targets, max, sums, *c.stream);
+  c.tensor->all_reduce(sums, Reduction::sum, *c.stream);
+  c.kernels->cross_entropy_loss(sums, step.valid, step.loss, *c.stream);
+  if (!step.correct) return;
+  const TensorView rank = tables_.temporary("rank", memory);  // (B)
+  c.kernels->count_before_label(logits, first_class(), targets, max, sums, rank, *c.stream);
   c.tensor->all_reduce(rank, Reduction::sum, *c.stream);
   c.kernels->count_correct(rank, step.valid, step.correct, *c.stream);
 }
 
-void Head::backward(Gradients part, const Memory& memory, const MicroStep& step,
-                    const TensorView& dx) const {
+void Head::backward(Gradients part, const LayerMemory& memory, const MicroStep& step,
+                    const Targets& targets, const TensorView& dx) const {
   const LayerContext& c = *context_;
-  const Architecture& a = *c.architecture;
-  const auto saved = [&](std::string_view name) { return saved_.at(name, memory.saved); };
-  const auto workspace = [&](std::string_view name) {
-    return workspace_.at(name, memory.workspace);
-  };
-  const auto weight = [&](std::string_view name) { return parameters_.at(name, memory.weights); };
-  const auto gradient = [&](std::string_view name) {
-    return parameters_.gradient_at(name, memory.gradients);
-  };
   const TensorView dlogits = part == Gradients::both  // (B, L)
-                                 ? workspace("logits_gradient")
-                                 : deferred_.at("logits_gradient", memory.deferred);
+                                 ? tables_.temporary("logits_gradient", memory)
+                                 : tables_.later("logits_gradient", memory);
   if (wants_input(part)) {
-    const TensorView dnormed = workspace("norm_gradient");    // (B, C)
-    const TensorView dpooled = workspace("pooled_gradient");  // (B, C)
-    c.kernels->cross_entropy_backward(saved("logits"), first_class(), memory.targets, saved("max"),
-                                      saved("sums"), step.loss_factor, step.state, dlogits,
-                                      *c.stream);
-    c.kernels->linear_backward_input(dlogits, weight("head.weight"), dnormed, *c.stream);
-    c.tensor->all_reduce(dnormed, Reduction::sum, *c.stream);
-    c.kernels->layer_norm_backward(dnormed, saved("pooled"), weight(norm_weight_),
-                                   saved("norm.mean"), saved("norm.rstd"), {}, dpooled,
-                                   gradient(norm_weight_), gradient(norm_bias_), *c.stream);
-    const TensorView whole = c.sizes.sequence ? workspace("whole") : dx;
-    c.kernels->pool_backward(dpooled, a.model.pool == Pool::mean,
-                             whole.reshaped({c.sizes.micro, a.tokens(), a.model.dim}), *c.stream);
-    if (c.sizes.sequence) c.kernels->cast(c.own_slice(whole), dx, *c.stream);
+    c.kernels->cross_entropy_backward(tables_.saved("logits", memory), first_class(), targets,
+                                      tables_.saved("max", memory), tables_.saved("sums", memory),
+                                      step.loss_factor, step.state, dlogits, *c.stream);
+    backward_to_input(memory, dlogits, dx);
   }
   if (wants_weight(part)) {
-    c.kernels->linear_backward_weight(dlogits, saved("norm"), gradient("head.weight"),
-                                      gradient("head.bias"), *c.stream);
+    c.kernels->linear_backward_weight(dlogits, tables_.saved("norm", memory),
+                                      tables_.gradient("head.weight", memory),
+                                      tables_.gradient("head.bias", memory), *c.stream);
   }
+}
+
+void Head::backward_to_input(const LayerMemory& memory, const TensorView& dlogits,
+                             const TensorView& dx) const {
+  const LayerContext& c = *context_;
+  const Architecture& a = *c.architecture;
+  const TensorView dnormed = tables_.temporary("norm_gradient", memory);              // (B, C)
+  const TensorView dpooled = tables_.temporary("pooled_gradient", memory);            // (B, C)
+  const TensorView full = c.sizes.sequence ? tables_.temporary("full", memory) : dx;  // (B*T, C)
+
+  c.kernels->linear_backward_input(dlogits, tables_.weight("head.weight", memory), dnormed,
+                                   *c.stream);
+  c.tensor->all_reduce(dnormed, Reduction::sum, *c.stream);
+  c.kernels->layer_norm_backward(
+      dnormed, tables_.saved("pooled", memory), tables_.weight(norm_weight_, memory),
+      tables_.saved("mean", memory), tables_.saved("rstd", memory), {}, dpooled,
+      tables_.gradient(norm_weight_, memory), tables_.gradient(norm_bias_, memory), *c.stream);
+  c.kernels->pool_backward(dpooled, a.model.pool == Pool::mean,
+                           full.reshaped({c.sizes.micro, a.tokens(), a.model.dim}), *c.stream);
+  if (c.sizes.sequence) c.kernels->cast(c.own_slice(full), dx, *c.stream);
 }
 
 }  // namespace voltapile

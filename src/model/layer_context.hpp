@@ -13,7 +13,9 @@ constexpr bool wants_weight(Gradients g) { return g != Gradients::input; }
 inline constexpr double kNormEpsilon = 1e-6;
 
 struct LayerContext : ModelContext {
-  explicit LayerContext(const ModelContext& context) : ModelContext(context) {}
+  LayerContext(const ModelContext& context, bool is_training)
+      : ModelContext(context), training(is_training) {}
+  bool training;  // false: no drop path
 
   int64_t all_rows() const { return sizes.micro * architecture->tokens(); }  // B*T
   int64_t own_rows() const { return architecture->rows(sizes); }             // R

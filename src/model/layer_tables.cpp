@@ -1,23 +1,19 @@
-#include "tensor_table.hpp"
+#include "layer_tables.hpp"
 
 #include "voltapile/base/error.hpp"
 
 namespace voltapile {
 
-TensorTable::TensorTable(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {
-  for (const Tensor& tensor : tensors_) {
-    offsets_.push_back(bytes_);
-    bytes_ += (tensor.bytes() + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
-  }
-  VP_CHECK(bytes_ == total_bytes(tensors_, kTensorAlignment), "{} bytes laid out, {} counted",
-           bytes_, total_bytes(tensors_, kTensorAlignment));
+TensorTable::TensorTable(const TensorLayout& layout, int layer) {
+  for (const PlacedTensor& placed : layout.tensors)
+    if (placed.layer == layer) tensors_.push_back(placed);
 }
 
 TensorView TensorTable::at(std::string_view name, std::byte* base) const {
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].name != name) continue;
+  for (const PlacedTensor& placed : tensors_) {
+    if (placed.tensor.name != name) continue;
     VP_CHECK(base != nullptr, "no memory was given for {}", name);
-    return {base + offsets_[i], tensors_[i].dtype, tensors_[i].shape};
+    return {base + placed.offset, placed.tensor.dtype, placed.tensor.shape};
   }
   return {};
 }
@@ -35,8 +31,8 @@ ParameterTable::ParameterTable(const Architecture& architecture, const FlatLayou
   for (const FlatEntry& entry : flat.entries) {
     if (entry.layer != layer) continue;
     const Parameter& parameter = parameters[static_cast<size_t>(entry.parameter)];
-    places_.push_back({parameter.name, entry.offset, folded(local_shape(parameter, tp)),
-                       parameter.trained});
+    places_.push_back(
+        {parameter.name, entry.offset, folded(local_shape(parameter, tp)), parameter.trained});
   }
 }
 
