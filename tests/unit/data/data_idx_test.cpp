@@ -1,3 +1,4 @@
+#include <array>
 #include <random>
 
 #include "voltapile/base/error.hpp"
@@ -240,6 +241,10 @@ TEST_F(IdxTest, SizesThatTheDeckDoesNotExpect) {
   deck.model.image = {5, 4};
   expect_fault(ExitCode::bad_data, {"data.train = ", "1 x 4 x 5", "model.image = [5, 4]",
                                     "set model.channels = 1 and model.image = [4, 5]"});
+  for (const std::array<int64_t, 2> image : {std::array<int64_t, 2>{3, 5}, {4, 6}}) {
+    deck.model.image = image;
+    expect_fault(ExitCode::bad_data, {"data.train = ", "set model.channels = 1"});
+  }
   deck.model.image = {4, 5};
   deck.model.channels = 3;
   expect_fault(ExitCode::bad_data, {"model.channels = 3", "set model.channels = 1"});

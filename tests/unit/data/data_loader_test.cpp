@@ -11,7 +11,9 @@
 #include <gtest/gtest.h>
 
 #include "voltapile/base/error.hpp"
+#include "voltapile/base/philox.hpp"
 
+#include "augment.hpp"
 #include "loader_support.hpp"
 
 namespace voltapile {
@@ -86,6 +88,24 @@ TEST(Loader, SamplesDependOnNeitherRanksNorBatchNorWorkersNorRing) {
         }
 }
 
+TEST(Loader, ASampleIsThePureFunctionOfSeedAndIndexThatTheHeaderStates) {
+  const int64_t size = 13;
+  const auto source = std::make_shared<NumberedSource>(size);
+  LoaderOptions options = numbered_options(60);
+  options.flip = true;
+  options.shift = 2;
+  const std::vector<Sample> samples = load(source, options, 1);
+  for (uint64_t k = 0; k < 60; ++k) {
+    const auto epoch = static_cast<uint32_t>(k / size);
+    Bytes picture(kPictureBytes);
+    Sample expected{Bytes(kPictureBytes), -1};
+    source->read(static_cast<int64_t>(permuted(k % size, size, options.seed, epoch)), picture,
+                 expected.label);
+    apply(draw_augmentation(options.seed, epoch, k, true, 2), 1, 2, 4, picture, expected.picture);
+    EXPECT_EQ(samples[k], expected) << k;
+  }
+}
+
 TEST(Loader, ContinuesAtAnySample) {
   const auto source = std::make_shared<NumberedSource>(31);
   LoaderOptions options = numbered_options(100);
@@ -139,13 +159,13 @@ TEST(Loader, WithoutShuffleKeepsTheFilesOrderAndPadsTheEnd) {
   const auto source = std::make_shared<NumberedSource>(10);
   LoaderOptions options = numbered_options(4);
   options.shuffle = false;
-  options.end_sample = 10;
+  options.end_sample = 9;
   for (const int64_t data_ranks : {1, 2, 4}) {
     const auto samples = load_split(source, options, 4, data_ranks, 2);
     for (int64_t i = 0; i < 16; ++i) {
       const Sample& sample = samples[static_cast<size_t>(i)];
-      EXPECT_EQ(sample.number(), i < 10 ? i : 0);
-      EXPECT_EQ(sample.label, i < 10 ? i % 7 : 0);
+      EXPECT_EQ(sample.number(), i < 9 ? i : 0);
+      EXPECT_EQ(sample.label, i < 9 ? i % 7 : 0);
     }
   }
 }
@@ -220,6 +240,28 @@ TEST(Loader, AnErrorComesWithItsStepAndNotBefore) {
   }
 }
 
+TEST(Loader, AnErrorDoesNotCutShortTheStepBeforeIt) {
+  std::latch failed(1);
+  const auto source = std::make_shared<NumberedSource>(10, [&failed](int64_t index) {
+    if (index == 4) {
+      failed.count_down();
+      throw std::runtime_error("picture 4 is gone");
+    }
+    if (index == 3) {
+      failed.wait();
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  });
+  LoaderOptions options = numbered_options(1);
+  options.shuffle = false;
+  options.first_sample = 3;
+  options.workers = 2;
+  Memory memory(options, 2);
+  Loader loader(source, options, memory.ring());
+  EXPECT_EQ(loader.next().labels[0], 3);
+  EXPECT_THROW(loader.next(), std::runtime_error);
+}
+
 TEST(Loader, EndsWithoutHangingWhateverTheWorkersDo) {
   LoaderOptions options = numbered_options(4);
   options.workers = 3;
@@ -262,7 +304,7 @@ TEST(Loader, CountsTheTimeThatTheCallerWaits) {
     Loader loader(source, options, memory.ring());
     EXPECT_EQ(loader.waited_seconds(), 0);
     called = true;
-    loader.next();
+    EXPECT_EQ(loader.next().labels[0], permuted(0, 10, options.seed, 0) % 7);
     waited = loader.waited_seconds();
   }
   EXPECT_GT(waited, 0);
