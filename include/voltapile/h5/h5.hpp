@@ -145,21 +145,26 @@ class Group : public Object {
 
 class File : public Group {
  public:
+  File(File&& other) noexcept
+      : Group(std::move(other)), memory_fd_(std::exchange(other.memory_fd_, -1)) {}
+  File& operator=(File&&) = delete;
+  ~File();
+
   static File open(const std::filesystem::path& path);    // for reading
   static File create(const std::filesystem::path& path);  // empties what was there
-  // A file that exists in memory only, until image() is written somewhere. The first `user_block`
-  // bytes (0, or a power of two from 512) of the image are left to the caller, and are zero.
+  // A file that lives in memory until close_image() hands over its bytes; `name` is for messages.
+  // The first `user_block` bytes (0, or a power of two from 512) are left to the caller, and zero.
   static File create_in_memory(const std::filesystem::path& name, size_t user_block = 0);
 
-  // Flushes and returns the file's bytes (create_in_memory only).
-  std::vector<std::byte> image();
+  // Closes and returns the file's bytes (create_in_memory only).
+  std::vector<std::byte> close_image();
   // Closes, and reports what the destructor would swallow. HDF5 can miss a failed write of its own
   // cached metadata here (seen with 1.10.8 on a full disk): read back what matters.
   void close();
 
  private:
   using Group::Group;
-  size_t user_block_ = 0;
+  int memory_fd_ = -1;  // owned
 };
 
 }  // namespace voltapile::h5
