@@ -1,10 +1,8 @@
 // Files, and the tree inside them.
 #include <algorithm>
-#include <cerrno>
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
-
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "library.hpp"
 
@@ -24,10 +22,6 @@ Handle access_properties(const std::string& where, ExitCode code) {
   check(H5Pset_fclose_degree(list.id(), H5F_CLOSE_STRONG), code, where,
         "cannot choose how to close");
   return list;
-}
-
-[[noreturn]] void throw_errno(const std::string& where, const char* what) {
-  throw Error(ExitCode::failure, format("{}: {}: {}", where, what, std::strerror(errno)));
 }
 
 }  // namespace
@@ -52,43 +46,75 @@ File File::create(const std::filesystem::path& path) {
   return File(std::move(file), where, code);
 }
 
-// An anonymous file of the kernel. HDF5's own in-memory driver will not do: the superblock that
-// H5Fget_file_image of 1.10.8 returns has a wrong checksum for every file format but the oldest.
+// The bytes of a file in memory, which must outlive HDF5's closing of it: the last flush counts.
+// (H5Fget_file_image looks simpler, but the superblock that 1.10.8 returns has a wrong checksum in
+// every file format but the oldest.)
+struct File::Image {
+  Image() = default;
+  Image(const Image&) = delete;
+  Image& operator=(const Image&) = delete;
+  ~Image() { std::free(data); }
+
+  static void* grow(void*, size_t bytes, H5FD_file_image_op_t, void* self) {
+    Image& image = *static_cast<Image*>(self);
+    void* grown = std::realloc(image.data, bytes);
+    if (grown == nullptr) return nullptr;
+    if (bytes > image.bytes) {
+      std::memset(static_cast<std::byte*>(grown) + image.bytes, 0, bytes - image.bytes);
+    }
+    image.data = grown;
+    image.bytes = bytes;
+    return grown;
+  }
+  static herr_t keep(void*, H5FD_file_image_op_t, void*) { return 0; }
+
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
 File File::create_in_memory(const std::filesystem::path& name, size_t user_block) {
   Turn turn;
   const std::string where = name.string();
   const auto code = ExitCode::failure;
+  const auto image = std::make_shared<Image>();
   const Handle access = access_properties(where, code);
+  constexpr size_t kGrowth = size_t{1} << 20;
+  check(H5Pset_fapl_core(access.id(), kGrowth, false), code, where, "cannot build in memory");
+  H5FD_file_image_callbacks_t callbacks{};
+  callbacks.image_realloc = Image::grow;
+  callbacks.image_free = Image::keep;
+  callbacks.udata_copy = [](void* self) { return self; };
+  callbacks.udata_free = [](void*) -> herr_t { return 0; };
+  callbacks.udata = image.get();
+  check(H5Pset_file_image_callbacks(access.id(), &callbacks), code, where,
+        "cannot keep the memory");
   const Handle creation(
       check(H5Pcreate(H5P_FILE_CREATE), code, where, "cannot make creation properties"));
   check(H5Pset_userblock(creation.id(), user_block), code, where, "cannot keep a user block");
-
-  File file(Handle(), where, code);
-  file.memory_fd_ = memfd_create("voltapile", MFD_CLOEXEC);
-  if (file.memory_fd_ < 0) throw_errno(where, "cannot create a file in memory");
-  const std::string path = format("/proc/self/fd/{}", file.memory_fd_);
-  file.handle_ = Handle(check(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.id(), access.id()),
-                              code, where, "cannot create an HDF5 file in memory"));
+  // HDF5 tells open files in memory apart by name.
+  static std::atomic<uint64_t> count = 0;
+  const std::string unique = format("{}#{}", where, ++count);
+  Handle handle(check(H5Fcreate(unique.c_str(), H5F_ACC_TRUNC, creation.id(), access.id()), code,
+                      where, "cannot create an HDF5 file in memory"));
+  File file(std::move(handle), where, code);
+  file.image_ = image;
   return file;
 }
 
-File::~File() {
-  if (memory_fd_ >= 0) ::close(memory_fd_);
-}
+// HDF5 writes to the image when it closes the file, so the file goes first.
+File::~File() { handle_ = Handle(); }
 
 std::vector<std::byte> File::close_image() {
-  VP_CHECK(memory_fd_ >= 0, "{}: this file is not in memory", where_);
+  VP_CHECK(image_ != nullptr, "{}: this file is not in memory", where_);
+  Turn turn;
+  check(H5Fflush(handle_.id(), H5F_SCOPE_GLOBAL), code_, where_, "cannot flush");
+  // Closing rewrites metadata in place; it does not lengthen the file.
+  hsize_t bytes = 0;
+  check(H5Fget_filesize(handle_.id(), &bytes), code_, where_, "cannot size the file");
   close();
-  const off_t bytes = lseek(memory_fd_, 0, SEEK_END);
-  if (bytes < 0) throw_errno(where_, "cannot size a file in memory");
-  std::vector<std::byte> image(static_cast<size_t>(bytes));
-  for (size_t done = 0; done < image.size();) {
-    const ssize_t got =
-        pread(memory_fd_, image.data() + done, image.size() - done, static_cast<off_t>(done));
-    if (got <= 0) throw_errno(where_, "cannot read a file in memory");
-    done += static_cast<size_t>(got);
-  }
-  return image;
+  VP_CHECK(bytes <= image_->bytes, "{}: {} bytes in a buffer of {}", where_, bytes, image_->bytes);
+  const auto* data = static_cast<const std::byte*>(image_->data);
+  return {data, data + bytes};
 }
 
 void File::close() {

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -145,8 +146,7 @@ class Group : public Object {
 
 class File : public Group {
  public:
-  File(File&& other) noexcept
-      : Group(std::move(other)), memory_fd_(std::exchange(other.memory_fd_, -1)) {}
+  File(File&&) = default;
   File& operator=(File&&) = delete;
   ~File();
 
@@ -164,7 +164,8 @@ class File : public Group {
 
  private:
   using Group::Group;
-  int memory_fd_ = -1;  // owned
+  struct Image;
+  std::shared_ptr<Image> image_;  // what a file in memory grows in
 };
 
 }  // namespace voltapile::h5
