@@ -22,7 +22,9 @@ struct Chunk {
 
 // Values are put into slots by liveness: a pool per kind of value, a slot holds one value at a
 // time. A slot is reused in program order; whoever executes lanes asynchronously waits for the
-// accesses of the value that a slot held before.
+// accesses of the value that a slot held before. Values that several lanes touch (boundary tensors,
+// gradients, batches) are double-buffered, so that such waits are short: a slot rests until another
+// of its pool has died.
 struct ValuePool {
   Value value{};
   Value stored_in{};               // the pool whose slots these are: its own, or `gradients` for
