@@ -48,6 +48,7 @@ struct BufferPlan {              // of one pipeline rank
 
 // Programs and buffers for one purpose: training, or evaluation.
 struct Phase {
+  bool training = true;
   ScheduleShape shape;
   Sizes sizes;                      // sizes.micro is this phase's samples per micro-batch
   std::vector<Program> programs;    // by pipeline rank
@@ -63,8 +64,8 @@ struct MemoryLine {
 };
 
 struct Plan {
-  Deck deck;  // resolved: parallel.sequence, memory.gradients and eval.batch are not automatic any
-              // more
+  // Resolved: parallel.sequence, memory.gradients and eval.batch are not automatic any more.
+  Deck deck;
   Mesh mesh;
   Architecture architecture;
   std::vector<Chunk> chunks;
