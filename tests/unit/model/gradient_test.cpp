@@ -107,12 +107,26 @@ std::vector<Case> cases() {
          o.segment_layers = 1;
          o.cuts = {2};
        }},
-      {"loss_scale", [](Deck&) {}, [](Options& o) { o.loss_scale = 1; }},
   };
 }
 
 INSTANTIATE_TEST_SUITE_P(Layers, Gradient, testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
+
+// Powers of two change exponents only.
+TEST(LossScale, MultipliesEveryGradient) {
+  const Architecture a = make_architecture(small_deck());
+  const Values weights = random_weights(a);
+  Options options;
+  const std::vector<Batch> micros = two_micros(a, options, false);
+  const Outcome plain = run_solo(a, options, weights, micros);
+  options.loss_scale = 1024;
+  Outcome scaled = run_solo(a, options, weights, micros);
+  EXPECT_EQ(scaled.loss, plain.loss);
+  for (auto& [name, values] : scaled.gradients)
+    for (double& value : values) value /= 1024;
+  EXPECT_EQ(scaled.gradients, plain.gradients);
+}
 
 // A chunk in the middle of a model: the gradient that it hands to the chunk before.
 TEST(BlockChunk, InputGradientMatchesFiniteDifferences) {
