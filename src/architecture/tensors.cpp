@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "voltapile/architecture/architecture.hpp"
 
 namespace voltapile {
@@ -39,7 +41,7 @@ std::vector<Tensor> saved_tensors(const Architecture& a, const Layer& layer, con
       add("rstd1", {e.rows}, e.acc);
       add("qkv", {e.full, 3 * e.attention}, e.working);
       if (a.model.qk_norm) {
-        add("qkv_normed", {e.full, 3 * e.attention}, e.working);
+        if (keep_cheap) add("qkv_normed", {e.full, 3 * e.attention}, e.working);
         add("qk_stats", {e.full, 2, e.heads, 2}, e.acc);
       }
       add("attention", {e.full, e.attention}, e.working);
@@ -70,7 +72,7 @@ std::vector<Tensor> deferred_tensors(const Architecture& a, const Layer& layer, 
                                      bool with_inputs) {
   const Extents e(a, s);
   switch (layer.kind) {
-    case LayerKind::embedding: return {{"output_gradient", {e.rows, e.dim}, e.working}};
+    case LayerKind::embedding: return {};
     case LayerKind::head: return {{"logits_gradient", {e.samples, e.classes}, e.working}};
     case LayerKind::block: break;
   }
@@ -97,24 +99,16 @@ std::vector<Tensor> workspace_tensors(const Architecture& a, const Layer& layer,
     case LayerKind::embedding:
       add("patches", {e.samples * a.patches(), a.patch_elements()});
       add("tokens", {e.samples * a.patches(), e.dim});
-      add("token_gradient", {e.samples * a.patches(), e.dim});
       if (s.sequence) add("full", {e.full, e.dim});
       break;
     case LayerKind::block:
-      add("branch", {e.full, e.dim});
-      add("norm_gradient", {e.full, e.dim});
-      add("middle_gradient", {e.rows, e.dim});
-      add("fc1_gradient", {e.full, e.mlp});
-      add("attention_gradient", {e.full, e.attention});
-      add("qkv_gradient", {e.full, 3 * e.attention});
-      if (s.sequence) {
-        add("branch_rows", {e.rows, e.dim});
-        add("norm_gradient_rows", {e.rows, e.dim});
-        add("gathered", {e.full, e.dim});
-      }
+      add("product", {e.full, e.dim});
+      add("branch_gradient", {e.rows, e.dim});
+      add("inner_gradient", {e.full, std::max(3 * e.attention, e.mlp)});
+      if (s.sequence) add("gathered", {e.full, e.dim});
       if (s.recompute == Recompute::selective) {
-        add("norm1", {e.rows, e.dim});
-        add("norm2", {e.rows, e.dim});
+        add("norm", {e.rows, e.dim});
+        if (a.model.qk_norm) add("qkv_normed", {e.full, 3 * e.attention});
         add("gelu", {e.full, e.mlp});
       }
       break;

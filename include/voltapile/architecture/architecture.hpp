@@ -105,13 +105,14 @@ Architecture make_architecture(const Deck& deck);
 // classes; N patches, E patch elements. Statistics (mean, rstd, lse, max, sums, qk_stats) are
 // accumulate_type.
 //
-// Tensors that forward leaves for backward, under s.recompute none or selective:
+// Tensors that forward leaves for backward, under s.recompute none or selective (* left out):
 //   embedding  nothing: backward makes the patches again from the pictures, which stay until then
 //   block      input (R,C)  norm1 (R,C)*  mean1, rstd1 (R)  qkv (F,3*h*D)
-//              qkv_normed (F,3*h*D), qk_stats (F,2,h,2) with QK-norm   attention (F,h*D)  lse
-//              (B,h,T) branch1 (R,C) with LayerScale   middle (R,C): the residual stream after
-//              attention norm2 (R,C)*  mean2, rstd2 (R)  fc1 (F,m): before GELU   gelu (F,m)*
-//              branch2 (R,C) with LayerScale                            * not with selective
+//              qkv_normed (F,3*h*D)*, qk_stats (F,2,h,2) with QK-norm
+//              attention (F,h*D)  lse (B,h,T)  branch1 (R,C) with LayerScale
+//              middle (R,C): the residual stream after attention
+//              norm2 (R,C)*  mean2, rstd2 (R)  fc1 (F,m): before GELU  gelu (F,m)*
+//              branch2 (R,C) with LayerScale
 //   head       pooled (B,C)  mean, rstd (B)  norm (B,C)  logits (B,L)  max (B)  sums (B,3)
 // With sequence parallelism the norm outputs stay divided into rows and are gathered again in
 // backward (as Korthikanti et al. 2022, section 4.2.2, choose to). "input" of a chunk's first layer
@@ -119,22 +120,23 @@ Architecture make_architecture(const Deck& deck);
 std::vector<Tensor> saved_tensors(const Architecture&, const Layer&, const Sizes&);
 // What a split backward keeps from backward_input to backward_weight: the output gradients of the
 // linear layers, and their inputs too when with_inputs (recomputation: their segment buffer is
-// reused; without it they stay saved, or are rebuilt from what is saved under selective).
-//   embedding  output_gradient (R,C)
-//   block      qkv_gradient (F,3*h*D)  branch1_gradient (R,C)  fc1_gradient (F,m)  branch2_gradient
-//   (R,C)
+// reused; without it they stay saved, or are rebuilt from what is saved under selective). The
+// gradients of norms, LayerScale, replicated biases and the embedding are not put off.
+//   embedding  nothing
+//   block      qkv_gradient (F,3*h*D)  branch1_gradient (R,C)
+//              fc1_gradient (F,m)  branch2_gradient (R,C)
 //              with_inputs: norm1 (R,C)  attention (F,h*D)  norm2 (R,C)  gelu (F,m)
 //   head       logits_gradient (B,L); its inputs stay saved
 std::vector<Tensor> deferred_tensors(const Architecture&, const Layer&, const Sizes&,
                                      bool with_inputs);
 // Temporaries of forward and backward of one layer, none of which outlives the call.
-//   embedding  patches (B*N,E)  tokens (B*N,C)  token_gradient (B*N,C)  full (F,C) with sequence
-//   block      branch (F,C)  norm_gradient (F,C)  middle_gradient (R,C)  fc1_gradient (F,m)
-//              attention_gradient (F,h*D)  qkv_gradient (F,3*h*D)
-//              branch_rows, norm_gradient_rows (R,C), gathered (F,C) with sequence
-//              norm1, norm2 (R,C), gelu (F,m) with selective
-//   head       logits_gradient (B,L)  norm_gradient, pooled_gradient (B,C)  rank (B)  full (F,C)
-//   with sequence
+//   embedding  patches (B*N,E)  tokens (B*N,C), or their gradient  full (F,C) with sequence
+//   block      product (F,C): summands of a divided product, or the gradient of attention
+//              branch_gradient (R,C)  inner_gradient (F,max(3*h*D,m)): of qkv or fc1, one at a time
+//              gathered (F,C) with sequence
+//              norm (R,C), qkv_normed (F,3*h*D) with QK-norm, gelu (F,m) with selective
+//   head       logits_gradient (B,L)  norm_gradient, pooled_gradient (B,C)  rank (B)
+//              full (F,C) with sequence
 std::vector<Tensor> workspace_tensors(const Architecture&, const Layer&, const Sizes&);
 // The boundary activation (R, C), and its gradient.
 Tensor boundary_tensor(const Architecture&, const Sizes&);
