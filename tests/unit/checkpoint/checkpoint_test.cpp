@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "checkpoint/folder.hpp"
+#include "folder.hpp"
 #include "sample.hpp"
 
 namespace voltapile {

@@ -1,6 +1,6 @@
 // Where the elements of a flat piece go, against the definition of the splits one element at a
 // time.
-#include "checkpoint/mapping.hpp"
+#include "mapping.hpp"
 
 #include <gtest/gtest.h>
 
