@@ -40,13 +40,16 @@ install_packages() {
       return 1
     fi
   fi
-  say "Installing (apt, about 200 MB with what they depend on): ${missing[*]}"
-  local quiet=(env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0)
-  if ! "${as_root[@]}" "${quiet[@]}" update >&2 ||
-    ! "${as_root[@]}" "${quiet[@]}" install -y --no-install-recommends "${missing[@]}" >&2; then
-    say "The installation failed; its messages are above. By hand: sudo $line"
+  say "Installing by apt, with what they depend on (a few minutes the first time):" "  ${missing[*]}"
+  local log quiet=(env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0)
+  log=$(mktemp)
+  if ! "${as_root[@]}" "${quiet[@]}" update >"$log" 2>&1 ||
+    ! "${as_root[@]}" "${quiet[@]}" install -y --no-install-recommends "${missing[@]}" >>"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    say "The installation failed; its last lines are above, all of them in $log. By hand:" "  sudo $line"
     return 1
   fi
+  rm -f "$log"
 }
 
 # configure FOLDER [MESON OPTIONS]: once; ninja keeps it up to date from then on.
