@@ -27,6 +27,7 @@ HOMES = (
     (r"(Eigen|unsupported/Eigen)/.*", ("src/device/cpu/",)),
     (r"(oneapi/)?dnnl\w*(/.*)?\.hp?p?", ("src/device/cpu/",)),
     (r"toml\+\+/.*|toml\.hpp", ("src/deck/",)),
+    (r"xxhash\.h", ("src/checkpoint/",)),
     (r"(jpeglib|jerror|turbojpeg|png|archive|archive_entry|zlib)\.h", ("src/data/",)),
     (r"(hwloc(/.*)?|liburing(/.*)?)\.h", ("src/device/host/",)),
     (r"nlohmann/.*", ("src/checkpoint/", "src/report/")),
