@@ -235,14 +235,14 @@ Entry read_override(const std::string& text, std::vector<Fault>& faults) {
   if (equals == std::string::npos || dot == std::string_view::npos || dot == 0 ||
       dot + 1 == name.size()) {
     faults.push_back({{},
-                      format("{}: write section.key=value, for example --set run.steps=100",
-                             toml_string(std::string_view(text).substr(0, 60)))});
+                      format("\"{}\": write section.key=value, for example --set run.steps=100",
+                             printable(text))});
     return entry;
   }
   std::vector<Fault> bad_bytes;
   check_bytes(text, bad_bytes);
   if (!bad_bytes.empty() || text.find('\n') != std::string::npos) {
-    faults.push_back({{}, format("{}: write plain ASCII text on one line", name)});
+    faults.push_back({{}, format("{}: write plain ASCII text on one line", printable(name))});
     return entry;
   }
   entry.section = name.substr(0, dot);
