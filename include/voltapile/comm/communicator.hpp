@@ -16,6 +16,13 @@
 
 namespace voltapile {
 
+// Thrown by blocked and later calls after a peer failed or abort() was called: an echo of a
+// failure, never its cause. Who prints errors should let the cause's rank speak last.
+class PeerFailure : public Error {
+ public:
+  explicit PeerFailure(const std::string& message) : Error(ExitCode::failure, message) {}
+};
+
 enum class Reduction { sum, max, min };
 enum class Direction { send, receive };
 struct Transfer {
@@ -24,6 +31,10 @@ struct Transfer {
   TensorView tensor;
 };
 
+// Work that was enqueued keeps what it needs: a communicator may be destroyed before its streams
+// are done. Destroyed by an exception in flight, it calls abort(), so that nobody waits for this
+// rank; hold it inside the Device's scope, so that this happens before the device waits for its
+// lanes.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -32,10 +43,19 @@ class Communicator {
   // Collective. Ranks with one color (>= 0) form a communicator, ordered by key; a negative color
   // gives nullptr.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+  // The same, where every rank can tell everybody's seat. The dry communicator, which has nobody to
+  // ask, splits only so.
+  struct Seat {
+    int color, key;
+  };
+  virtual std::unique_ptr<Communicator> split_by(const std::function<Seat(int rank)>& seat_of) {
+    const Seat mine = seat_of(rank());
+    return split(mine.color, mine.key);
+  }
 
   // Every call is asynchronous on `stream`; buffers belong to it until then. All ranks of a
-  // communicator must issue the same calls in the same order. `name` is what error and watchdog
-  // messages call this communicator.
+  // communicator must issue the same calls in the same order, from one lane at a time. `name` is
+  // what error and watchdog messages call this communicator.
   virtual void all_reduce(TensorView t, Reduction op, Stream& stream) = 0;  // in place
   virtual void reduce_scatter(TensorView in, TensorView out, Reduction op,
                               Stream& stream) = 0;  // in: size * out, flat;
@@ -55,6 +75,7 @@ class Communicator {
   virtual void abort(
       const std::string& why) = 0;  // makes every rank's blocked and later calls throw
   std::string name = "world";
+  std::string place;  // how messages call this rank: "rank 5 (pp1 dp0 tp1)" after make_links
 };
 
 // The communicators of one rank, one per axis *and lane*, and one per directed pipeline edge.

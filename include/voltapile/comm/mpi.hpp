@@ -20,6 +20,10 @@ class MpiSession {
   int size() const;
   // Ends every rank of the job with this exit code at once.
   [[noreturn]] void abort(int exit_code);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace voltapile

@@ -33,6 +33,7 @@ struct Deck {
     std::optional<double> walltime_seconds;
     int threads{};    // CPU threads per rank; 0 = automatic
     int log_every{};  // steps between progress lines
+    bool operator==(const Run&) const = default;
   } run;
   struct Model {
     std::array<int64_t, 2> image{};  // height, width in pixels
@@ -45,9 +46,11 @@ struct Deck {
     bool qk_norm{};
     double drop_path{};  // rate of the last block; grows linearly from 0, as timm's
     double initial_std{};
+    bool operator==(const Model&) const = default;
   } model;
   struct Loss {
     double label_smoothing{};
+    bool operator==(const Loss&) const = default;
   } loss;
   struct Parallel {
     int pipeline{}, data{}, tensor{};
@@ -55,15 +58,18 @@ struct Deck {
     std::string schedule;       // a builder's name, or "file"
     int chunks{};               // chunks per pipeline rank
     std::string schedule_file;  // resolved against the deck's folder
+    bool operator==(const Parallel&) const = default;
   } parallel;
   struct Batch {
     int64_t global{}, micro{};  // samples per step; samples per micro-batch
+    bool operator==(const Batch&) const = default;
   } batch;
   struct Precision {
     DType type{};                      // f32, bf16, f16
     std::optional<double> loss_scale;  // fixed value; empty = dynamic
     double initial_loss_scale{};
     int64_t growth_interval{};  // good steps before a dynamic scale doubles
+    bool operator==(const Precision&) const = default;
   } precision;
   struct Optimizer {
     std::string name;  // "adamw"
@@ -73,6 +79,7 @@ struct Deck {
     int64_t warmup_steps{};
     LearningRateSchedule schedule{};
     int zero{};  // 0 or 1
+    bool operator==(const Optimizer&) const = default;
   } optimizer;
   struct Memory {
     std::optional<int64_t> checkpoint_every;  // layers; empty = "chunk"
@@ -81,6 +88,7 @@ struct Deck {
     GradientStore gradients{};
     Home optimizer{}, weights{};
     std::optional<int64_t> device_limit_bytes, host_limit_bytes;
+    bool operator==(const Memory&) const = default;
   } memory;
   struct Data {
     DataFormat format{};
@@ -91,21 +99,26 @@ struct Deck {
     int64_t shift{};  // random shift in pixels, each direction
     int workers{};    // 0 = automatic
     int prefetch_factor{};
+    bool operator==(const Data&) const = default;
   } data;
   struct Eval {
     int64_t every_steps{};  // 0 = only at the end
     int64_t batch{};        // samples per micro-batch in evaluation; 0 = batch.micro
+    bool operator==(const Eval&) const = default;
   } eval;
   struct Checkpoint {
     int64_t every_steps{};  // 0 = only at the end
     int64_t keep_last{};
     bool at_end{};
+    bool operator==(const Checkpoint&) const = default;
   } checkpoint;
   struct Trace {
     std::string steps;  // "100:105", half open
+    bool operator==(const Trace&) const = default;
   } trace;
 
   std::string path;  // where it was read from, for messages
+  bool operator==(const Deck&) const = default;
 };
 
 }  // namespace voltapile

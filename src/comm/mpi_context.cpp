@@ -1,0 +1,130 @@
+#include "mpi_context.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include <sched.h>
+
+namespace voltapile::comm {
+namespace {
+
+constexpr int kNewsTag = 1;
+
+// Two cores may carry four ranks with several waiting lanes each. A wait first looks a few times,
+// then offers its core to others, then sleeps for a fixed part of the time already waited: late by
+// at most that part, and with few wake-ups however long it takes.
+class BackOff {
+ public:
+  // Returns true after a sleep: time to look at rarer things.
+  bool pause() {
+    ++looks_;
+    if (looks_ <= kEagerLooks) return false;
+    if (looks_ <= kEagerLooks + kYields) {
+      sched_yield();
+      return false;
+    }
+    const auto waited = Clock::now() - begin_;
+    std::this_thread::sleep_for(std::clamp<Clock::duration>(waited / 8, kShortest, kLongest));
+    return true;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int kEagerLooks = 8, kYields = 32;
+  static constexpr Clock::duration kShortest = std::chrono::microseconds(5);
+  static constexpr Clock::duration kLongest = std::chrono::microseconds(200);
+  int looks_ = 0;
+  Clock::time_point begin_ = Clock::now();
+};
+
+}  // namespace
+
+void check_mpi(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw Error(ExitCode::failure, format("{}: {}", what, text));
+}
+
+MpiContext::MpiContext() {
+  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &control_), "MPI_Comm_dup");
+  MPI_Comm_set_errhandler(control_, MPI_ERRORS_RETURN);
+  MPI_Comm_rank(control_, &rank_);
+  MPI_Comm_size(control_, &size_);
+  check_mpi(MPI_Irecv(news_.data(), static_cast<int>(news_.size()), MPI_CHAR, MPI_ANY_SOURCE,
+                      kNewsTag, control_, &pending_),
+            "MPI_Irecv");
+}
+
+void MpiContext::close() {
+  const std::lock_guard lock(listening_);
+  closed_.store(true);
+  if (pending_ != MPI_REQUEST_NULL) {
+    MPI_Cancel(&pending_);
+    MPI_Wait(&pending_, MPI_STATUS_IGNORE);
+  }
+  MPI_Comm_free(&control_);
+}
+
+std::string MpiContext::why() const {
+  const std::lock_guard lock(mutex_);
+  return why_;
+}
+
+void MpiContext::mark_lost(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (lost_.load()) return;
+  why_ = why;
+  lost_.store(true);
+}
+
+void MpiContext::listen() {
+  const std::unique_lock lock(listening_, std::try_to_lock);
+  if (!lock.owns_lock() || pending_ == MPI_REQUEST_NULL || !usable()) return;
+  int arrived = 0;
+  check_mpi(MPI_Test(&pending_, &arrived, MPI_STATUS_IGNORE), "MPI_Test");
+  if (arrived != 0) mark_lost(news_.data());
+}
+
+void MpiContext::abort(const std::string& why) {
+  listen();
+  const std::lock_guard lock(mutex_);
+  if (!usable()) return;
+  why_ = why;
+  lost_.store(true);
+  auto& text = sent_.emplace_back();
+  std::memcpy(text.data(), why.data(), std::min(why.size(), text.size() - 1));
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_CHAR, peer, kNewsTag, control_,
+                  &request) != MPI_SUCCESS)
+      continue;
+    int sent = 0;
+    MPI_Test(&request, &sent, MPI_STATUS_IGNORE);
+    if (sent == 0) MPI_Request_free(&request);
+  }
+}
+
+void MpiContext::throw_if_lost(const Endpoint& end) {
+  listen();
+  if (lost()) throw PeerFailure(format("{} was given up: {}", end.label(), why()));
+}
+
+void MpiContext::wait(std::span<MPI_Request> requests, std::span<MPI_Status> statuses,
+                      const Endpoint& end) {
+  BackOff back_off;
+  for (;;) {
+    int done = 0;
+    check_mpi(
+        MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, statuses.data()),
+        "MPI_Testall");
+    if (done != 0) return;
+    if (back_off.pause()) throw_if_lost(end);
+  }
+}
+
+}  // namespace voltapile::comm

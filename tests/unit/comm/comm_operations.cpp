@@ -1,0 +1,311 @@
+// Every operation against a plain loop, bit for bit; the same program runs under mpirun.
+#include <gtest/gtest.h>
+
+#include "lane.hpp"
+#include "ranks.hpp"
+#include "values.hpp"
+
+namespace voltapile::testing {
+namespace {
+
+// Around the borders of pieces (32 elements), of one accumulation block (1024), and of the sizes
+// where the backends change their way.
+const std::vector<int64_t> kSizes = {0, 1, 2, 7, 31, 33, 64, 65, 127, 129, 1000, 4099, 70001};
+
+uint64_t seed_of(int rank, int64_t size, DType dtype) {
+  return static_cast<uint64_t>(size) * 64 + static_cast<uint64_t>(rank) * 8 +
+         static_cast<uint64_t>(dtype);
+}
+
+std::vector<Block> inputs_of(int ranks, DType dtype, int64_t elements) {
+  std::vector<Block> inputs;
+  for (int rank = 0; rank < ranks; ++rank)
+    inputs.push_back(filled(dtype, elements, seed_of(rank, elements, dtype)));
+  return inputs;
+}
+
+template <class F>
+void for_every_case(F f) {
+  for (DType dtype : kAllTypes) {
+    for (int64_t size : kSizes) {
+      SCOPED_TRACE(format("{} x {}", size, name_of(dtype)));
+      f(dtype, size);
+    }
+  }
+}
+
+class OnRanks : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (GetParam() > most_ranks(5)) GTEST_SKIP() << "more ranks than processes";
+  }
+};
+
+TEST_P(OnRanks, AllReduceCombinesInRankOrder) {
+  on_ranks(GetParam(), [](auto world) {
+    TestLane lane;
+    for (Reduction op : kAllReductions) {
+      for_every_case([&](DType dtype, int64_t size) {
+        const auto inputs = inputs_of(world->size(), dtype, size);
+        const Block mine = filled(dtype, size, seed_of(world->rank(), size, dtype));
+        world->all_reduce(mine.view(), op, lane);
+        lane.wait();
+        EXPECT_TRUE(same_bits(mine.view(), reduced(inputs, op).view()));
+      });
+    }
+  });
+}
+
+TEST_P(OnRanks, ReduceScatterLeavesEachRankItsPiece) {
+  on_ranks(GetParam(), [](auto world) {
+    TestLane lane;
+    const int ranks = world->size(), rank = world->rank();
+    for (Reduction op : kAllReductions) {
+      for_every_case([&](DType dtype, int64_t size) {
+        const auto inputs = inputs_of(ranks, dtype, size * ranks);
+        const Block expected = reduced(inputs, op);
+        const Block in = filled(dtype, size * ranks, seed_of(rank, size * ranks, dtype));
+        const Block out(dtype, size);
+        world->reduce_scatter(in.view(), out.view(), op, lane);
+        // And into its own place in `in`.
+        const Block whole = filled(dtype, size * ranks, seed_of(rank, size * ranks, dtype));
+        const TensorView place = whole.part(size * rank, size * (rank + 1));
+        world->reduce_scatter(whole.view(), place, op, lane);
+        lane.wait();
+        const TensorView piece = expected.part(size * rank, size * (rank + 1));
+        EXPECT_TRUE(same_bits(out.view(), piece));
+        EXPECT_TRUE(same_bits(place, piece));
+        EXPECT_TRUE(same_bits(in.view(), inputs[static_cast<size_t>(rank)].view()));
+      });
+    }
+  });
+}
+
+TEST_P(OnRanks, AllGatherPutsPiecesInRankOrder) {
+  on_ranks(GetParam(), [](auto world) {
+    TestLane lane;
+    const int ranks = world->size(), rank = world->rank();
+    for_every_case([&](DType dtype, int64_t size) {
+      const auto inputs = inputs_of(ranks, dtype, size);
+      const Block in = filled(dtype, size, seed_of(rank, size, dtype));
+      const Block out(dtype, size * ranks), place(dtype, size * ranks);
+      const TensorView own = place.part(size * rank, size * (rank + 1));
+      fill(own, seed_of(rank, size, dtype));
+      world->all_gather(in.view(), out.view(), lane);
+      world->all_gather(own, place.view(), lane);
+      lane.wait();
+      for (int peer = 0; peer < ranks; ++peer) {
+        const TensorView& theirs = inputs[static_cast<size_t>(peer)].view();
+        EXPECT_TRUE(same_bits(out.part(size * peer, size * (peer + 1)), theirs));
+        EXPECT_TRUE(same_bits(place.part(size * peer, size * (peer + 1)), theirs));
+      }
+    });
+  });
+}
+
+TEST_P(OnRanks, BroadcastComesFromAnyRoot) {
+  on_ranks(GetParam(), [](auto world) {
+    TestLane lane;
+    for (int root = 0; root < world->size(); ++root) {
+      for_every_case([&](DType dtype, int64_t size) {
+        const Block block = filled(dtype, size, seed_of(world->rank(), size, dtype));
+        world->broadcast(block.view(), root, lane);
+        lane.wait();
+        EXPECT_TRUE(
+            same_bits(block.view(), filled(dtype, size, seed_of(root, size, dtype)).view()));
+      });
+    }
+  });
+}
+
+// Everybody sends two tensors to everybody, itself too, in one call; the two must not swap.
+TEST_P(OnRanks, ExchangeMatchesPeersInOrder) {
+  on_ranks(GetParam(), [](auto world) {
+    TestLane lane;
+    const int ranks = world->size(), rank = world->rank();
+    const auto seed = [&](int from, int to, int which) {
+      return static_cast<uint64_t>((from * ranks + to) * 2 + which);
+    };
+    for_every_case([&](DType dtype, int64_t size) {
+      std::vector<Block> sent, received;
+      std::vector<Transfer> transfers;
+      for (int peer = 0; peer < ranks; ++peer) {
+        for (int which = 0; which < 2; ++which) {
+          sent.push_back(filled(dtype, size + which, seed(rank, peer, which)));
+          received.emplace_back(dtype, size + which);
+          transfers.push_back({Direction::receive, peer, received.back().view()});
+          transfers.push_back({Direction::send, peer, sent.back().view()});
+        }
+      }
+      world->exchange(transfers, lane);
+      lane.wait();
+      for (int peer = 0; peer < ranks; ++peer) {
+        for (int which = 0; which < 2; ++which) {
+          EXPECT_TRUE(same_bits(received[static_cast<size_t>(peer * 2 + which)].view(),
+                                filled(dtype, size + which, seed(peer, rank, which)).view()));
+        }
+      }
+    });
+  });
+}
+
+// Ranks run ahead of each other: nothing is waited for between calls of different kinds.
+TEST_P(OnRanks, ConsecutiveCallsDoNotMeetEachOthersMessages) {
+  on_ranks(GetParam(), [](auto world) {
+    const int ranks = world->size(), rank = world->rank();
+    constexpr int kRounds = 40;
+    const int64_t size = 300;
+    std::vector<Block> sums, gathered, in, out;
+    for (int round = 0; round < kRounds; ++round) {
+      sums.push_back(filled(DType::f32, size, static_cast<uint64_t>(round * ranks + rank)));
+      gathered.emplace_back(DType::f32, size * ranks);
+      in.emplace_back(DType::f32, size);
+      out.emplace_back(DType::f32, size * ranks);
+    }
+    TestLane lane;
+    for (size_t round = 0; round < kRounds; ++round) {
+      world->all_reduce(sums[round].view(), Reduction::sum, lane);
+      const std::vector<Transfer> transfers = {
+          {Direction::send, (rank + 1) % ranks, sums[round].view()},
+          {Direction::receive, (rank + ranks - 1) % ranks, in[round].view()}};
+      world->exchange(transfers, lane);
+      world->all_gather(in[round].view(), gathered[round].view(), lane);
+      world->broadcast(in[round].view(), static_cast<int>(round) % ranks, lane);
+      world->reduce_scatter(gathered[round].view(), in[round].view(), Reduction::max, lane);
+    }
+    lane.wait();
+    for (int round = 0; round < kRounds; ++round) {
+      std::vector<Block> inputs;
+      for (int peer = 0; peer < ranks; ++peer)
+        inputs.push_back(filled(DType::f32, size, static_cast<uint64_t>(round * ranks + peer)));
+      EXPECT_TRUE(
+          same_bits(in[static_cast<size_t>(round)].view(), reduced(inputs, Reduction::sum).view()));
+    }
+  });
+}
+
+TEST_P(OnRanks, SplitOrdersByKeyAndLeavesOutNegativeColors) {
+  on_ranks(GetParam(), [](auto world) {
+    TestLane lane;
+    const int ranks = world->size(), rank = world->rank();
+    // The last rank stays out; the others go by parity, in falling order.
+    const int color = rank == ranks - 1 && ranks > 1 ? -1 : rank % 2;
+    auto part = world->split(color, -rank);
+    if (color < 0) {
+      EXPECT_EQ(part, nullptr);
+      world->barrier();
+      return;
+    }
+    const int members = ranks == 1 ? 1 : color == 0 ? ranks / 2 : (ranks - 1) / 2;
+    ASSERT_EQ(part->size(), members);
+    EXPECT_EQ(part->rank(), members - 1 - rank / 2);
+    const auto texts = part->gather_text(std::string(static_cast<size_t>(rank), 'x'));
+    for (int i = 0; i < members; ++i)
+      EXPECT_EQ(texts[static_cast<size_t>(i)].size(),
+                static_cast<size_t>(color + 2 * (members - 1 - i)));
+    auto again = part->split(0, part->rank());
+    EXPECT_EQ(again->rank(), part->rank());
+    Block one(DType::i32, 1);
+    one.view().as<int32_t>()[0] = 1;
+    again->all_reduce(one.view(), Reduction::sum, lane);
+    lane.wait();
+    EXPECT_EQ(one.view().as<int32_t>()[0], members);
+    world->barrier();
+  });
+}
+
+TEST_P(OnRanks, GatherTextGivesEverybodyEverybodys) {
+  on_ranks(GetParam(), [](auto world) {
+    for (size_t length : {0, 1, 10, 100000}) {
+      const auto texts =
+          world->gather_text(std::to_string(world->rank()) + std::string(length, '.'));
+      ASSERT_EQ(texts.size(), static_cast<size_t>(world->size()));
+      for (int peer = 0; peer < world->size(); ++peer)
+        EXPECT_EQ(texts[static_cast<size_t>(peer)],
+                  std::to_string(peer) + std::string(length, '.'));
+    }
+  });
+}
+
+// Five lanes at once, each with its communicator, issued in another order on every rank.
+TEST_P(OnRanks, LanesCommunicateAtOnce) {
+  on_ranks(GetParam(), [](auto world) {
+    constexpr int kLanes = 5, kRounds = 30;
+    const int64_t size = 5000;
+    std::vector<std::unique_ptr<Communicator>> parts;
+    for (int i = 0; i < kLanes; ++i) parts.push_back(world->split(0, world->rank()));
+    std::vector<Block> blocks;
+    for (int i = 0; i < kLanes; ++i) {
+      blocks.emplace_back(DType::i64, size);
+      for (int64_t k = 0; k < size; ++k) blocks.back().view().as<int64_t>()[k] = k + i;
+    }
+    std::vector<std::unique_ptr<TestLane>> lanes;
+    for (int i = 0; i < kLanes; ++i) lanes.push_back(std::make_unique<TestLane>());
+    for (int round = 0; round < kRounds; ++round) {
+      for (int i = 0; i < kLanes; ++i) {
+        const auto lane = static_cast<size_t>((i + world->rank()) % kLanes);
+        const int64_t length = round % 2 == 0 ? size : 20;
+        parts[lane]->all_reduce(blocks[lane].part(0, length), Reduction::max, *lanes[lane]);
+        parts[lane]->broadcast(blocks[lane].view(), round % world->size(), *lanes[lane]);
+      }
+    }
+    for (size_t i = 0; i < kLanes; ++i) {
+      lanes[i]->wait();
+      for (int64_t k = 0; k < size; ++k)
+        ASSERT_EQ(blocks[i].view().as<int64_t>()[k], k + static_cast<int64_t>(i));
+    }
+  });
+}
+
+// Nobody waits for the destructor: what was enqueued keeps its end alive.
+TEST_P(OnRanks, CommunicatorMayGoBeforeItsWork) {
+  on_ranks(GetParam(), [](auto world) {
+    TestLane lane;
+    Block block(DType::i64, 1000);
+    for (int64_t k = 0; k < 1000; ++k) block.view().as<int64_t>()[k] = k;
+    {
+      auto part = world->split(0, world->rank());
+      for (int round = 0; round < 10; ++round) part->all_reduce(block.view(), Reduction::max, lane);
+    }
+    lane.wait();
+    EXPECT_EQ(block.view().as<int64_t>()[999], 999);
+    world->barrier();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, OnRanks, ::testing::Values(1, 2, 3, 4, 5));
+
+// The digest of every operation's results on n ranks, by process and by thread.
+TEST(Backends, ProcessesGiveTheBitsOfThreads) {
+  if (!under_mpirun()) GTEST_SKIP() << "needs mpirun";
+  const auto results_of = [](Communicator& world) {
+    TestLane lane;
+    std::vector<Block> results;
+    for (DType dtype : kAllTypes) {
+      for (int64_t size : {5, 999, 30000}) {
+        Block sum = filled(dtype, size * world.size(), seed_of(world.rank(), size, dtype));
+        Block piece(dtype, size);
+        world.reduce_scatter(sum.view(), piece.view(), Reduction::sum, lane);
+        world.all_reduce(sum.view(), Reduction::sum, lane);
+        results.push_back(std::move(sum));
+        results.push_back(std::move(piece));
+      }
+    }
+    lane.wait();
+    return results;
+  };
+  const int ranks = most_ranks(0);
+  std::vector<std::vector<Block>> by_thread(static_cast<size_t>(ranks));
+  spawn_ranks(ranks, [&](auto world) {
+    by_thread[static_cast<size_t>(world->rank())] = results_of(*world);
+  });
+  on_ranks(ranks, [&](auto world) {
+    const auto by_process = results_of(*world);
+    const auto& expected = by_thread[static_cast<size_t>(world->rank())];
+    for (size_t i = 0; i < by_process.size(); ++i)
+      EXPECT_TRUE(same_bits(by_process[i].view(), expected[i].view())) << i;
+  });
+}
+
+}  // namespace
+}  // namespace voltapile::testing
