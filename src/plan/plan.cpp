@@ -84,8 +84,7 @@ void resolve(Plan& plan) {
                !away                                 ? "the device"
                : deck.memory.optimizer == Home::host ? "the host"
                                                      : "nvme"));
-  plan.reduced_in_place = !away && plan.gradient_store == accumulate_type(deck.precision.type) &&
-                          (deck.optimizer.zero == 0 || deck.parallel.data == 1);
+  plan.reduced_in_place = !away && plan.gradient_store == accumulate_type(deck.precision.type);
 
   if (deck.eval.batch == 0) deck.eval.batch = deck.batch.micro;
 }
