@@ -9,7 +9,7 @@ namespace voltapile {
 
 namespace {
 
-// The three heaviest lines of one side, for the message.
+// The three heaviest lines of one home, for the message.
 std::string heaviest(std::vector<MemoryLine> lines, Home home) {
   std::erase_if(lines, [&](const MemoryLine& line) { return line.home != home; });
   std::sort(lines.begin(), lines.end(),
