@@ -111,8 +111,6 @@ size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk_
     case Value::gradients: return elements * bytes_of(accumulate_type(working));
     case Value::reduced:
       if (plan.reduced_in_place) return 0;
-      if (plan.deck.memory.optimizer == Home::device)
-        return elements * bytes_of(plan.gradient_store);
       return static_cast<size_t>(plan.shard_elements(chunk_number)) * bytes_of(plan.gradient_store);
     case Value::state: return state_bytes(plan, chunk_number);
     case Value::workspace:

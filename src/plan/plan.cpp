@@ -84,7 +84,8 @@ void resolve(Plan& plan) {
                !away                                 ? "the device"
                : deck.memory.optimizer == Home::host ? "the host"
                                                      : "nvme"));
-  plan.reduced_in_place = !away && plan.gradient_store == accumulate_type(deck.precision.type);
+  plan.reduced_in_place = !away && plan.gradient_store == accumulate_type(deck.precision.type) &&
+                          (deck.optimizer.zero == 0 || deck.parallel.data == 1);
 
   if (deck.eval.batch == 0) deck.eval.batch = deck.batch.micro;
 }

@@ -73,8 +73,8 @@ struct Plan {
   // an Arena made for one serves the other.
   Phase train, eval;
   DType gradient_store = DType::f32;  // what memory.gradients became
-  // Gradients are reduced where they were accumulated (they stay on the device in their type), so
-  // `reduced` has no memory of its own and a chunk's `gradients` slot is taken until its update.
+  // Gradients are reduced where they were accumulated (same type, nothing to divide), so `reduced`
+  // has no memory of its own and a chunk's `gradients` slot is taken until its update.
   bool reduced_in_place = false;
   bool sequence = false;           // what parallel.sequence became
   std::vector<std::string> notes;  // how automatic values were resolved, one line each
@@ -100,8 +100,7 @@ ChunkLayers layers_of(const Chunk& chunk);
 //                         and an f32 scale a row)
 //   weights               parameters.elements, working
 //   gradients             parameters.elements, acc
-//   reduced               in gradient_store: parameters.elements for an optimizer on the device
-//                         (0 if reduced in place), shard_elements at another home
+//   reduced               shard_elements in gradient_store; 0 if reduced in place
 //   state                 master, m, v: shard_elements each, acc, one after the other
 //   step_state, loss      kControlBytes
 size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk);
