@@ -1,6 +1,7 @@
 #include "buffers.hpp"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "voltapile/base/error.hpp"
@@ -35,11 +36,18 @@ class SlotPool {
         [this](int other, size_t wanted) { return bytes_[static_cast<size_t>(other)] < wanted; });
     free_.insert(place, slot);
   }
+  // The slot stays untouched until the next one comes to rest, so that the lane which writes the
+  // next value need not wait for the lane which still reads this one: double buffering.
+  void rest(int slot) {
+    if (resting_ >= 0) give_back(resting_);
+    resting_ = slot;
+  }
   std::vector<size_t> bytes() && { return std::move(bytes_); }
 
  private:
   std::vector<size_t> bytes_;
   std::vector<int> free_;  // by size
+  int resting_ = -1;
 };
 
 class Planner {
@@ -52,14 +60,14 @@ class Planner {
     for (int v = 0; v < kValueCount; ++v) {
       const auto value = static_cast<Value>(v);
       plan_.pools.push_back({value, value, {}, std::vector<int>(places, -1)});
-      last_use_.emplace_back(places, -1);
+      uses_.emplace_back(places);
     }
   }
 
   BufferPlan plan() {
     place_persistent();
     for (size_t i = 0; i < program_.size(); ++i)
-      for_each_place(i, [&](size_t v, size_t place) { last_use_[v][place] = static_cast<int>(i); });
+      for_each_place(i, [&](size_t v, size_t place) { uses_[v][place].add(i, program_[i].lane); });
     for (size_t i = 0; i < program_.size(); ++i) {
       // What an instruction reads and what it writes are alive together: first all are placed, then
       // those that die here are let go.
@@ -68,8 +76,10 @@ class Planner {
         if (slot < 0) slot = slots_[v].take(bytes_(static_cast<Value>(v), chunk_of(place)));
       });
       for_each_place(i, [&](size_t v, size_t place) {
-        if (last_use_[v][place] == static_cast<int>(i))
-          slots_[v].give_back(plan_.pools[v].slot_of[place]);
+        const Use& use = uses_[v][place];
+        if (use.last != i) return;
+        const int slot = plan_.pools[v].slot_of[place];
+        use.several_lanes ? slots_[v].rest(slot) : slots_[v].give_back(slot);
       });
     }
     for (size_t v = 0; v < plan_.pools.size(); ++v)
@@ -84,18 +94,34 @@ class Planner {
   }
 
  private:
+  struct Use {
+    size_t last = 0;
+    Lane lane{};
+    bool seen = false, several_lanes = false;
+    void add(size_t position, Lane on) {
+      several_lanes |= seen && on != lane;
+      seen = true;
+      lane = on;
+      last = position;
+    }
+  };
+
   size_t place_of(int chunk, int micro) const {
     return static_cast<size_t>((chunk + 1) * (shape_.micros + 1) + (micro + 1));
   }
   int chunk_of(size_t place) const { return static_cast<int>(place) / (shape_.micros + 1) - 1; }
 
+  // Each value of an instruction that shares slots, once.
   template <class F>
   void for_each_place(size_t i, F&& use) const {
+    const bool in_place = rules_.reduced_in_place;
     for (const Operand& operand : operands(program_[i], rank_, shape_.chunks, rules_.operands)) {
       if (is_persistent(operand.value)) continue;
-      const Value value = operand.value == Value::reduced && rules_.reduced_in_place
-                              ? Value::gradients
-                              : operand.value;
+      Value value = operand.value;
+      if (in_place && value == Value::reduced) {
+        if (program_[i].op == Op::reduce_gradients) continue;  // which names `gradients` already
+        value = Value::gradients;
+      }
       use(static_cast<size_t>(value), place_of(operand.chunk, operand.micro));
     }
   }
@@ -124,7 +150,7 @@ class Planner {
   const BufferRules& rules_;
   const std::function<size_t(Value, int)>& bytes_;
   BufferPlan plan_;
-  std::vector<std::vector<int>> last_use_;  // by value and place
+  std::vector<std::vector<Use>> uses_;  // by value and place
   std::array<SlotPool, kValueCount> slots_;
 };
 

@@ -114,8 +114,7 @@ size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk_
       return static_cast<size_t>(plan.shard_elements(chunk_number)) * bytes_of(plan.gradient_store);
     case Value::state: return state_bytes(plan, chunk_number);
     case Value::workspace:
-      return chunk_workspace(plan.architecture, layers_of(chunk), phase.sizes,
-                             &phase == &plan.train)
+      return chunk_workspace(plan.architecture, layers_of(chunk), phase.sizes, phase.training)
           .bytes;
     default: break;
   }

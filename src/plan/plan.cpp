@@ -171,7 +171,7 @@ std::vector<Program> lower_checked(const Deck& deck, const std::vector<Program>&
   return {};
 }
 
-void plan_phase_buffers(const Plan& plan, Phase& phase, bool training) {
+void plan_phase_buffers(const Plan& plan, Phase& phase) {
   // One size a (value, chunk), asked for once a micro-batch.
   const int chunks = phase.shape.chunks.chunks();
   std::vector<std::vector<size_t>> sizes(kValueCount);
@@ -182,7 +182,7 @@ void plan_phase_buffers(const Plan& plan, Phase& phase, bool training) {
   const auto bytes = [&](Value value, int chunk) {
     return sizes[static_cast<size_t>(value)][static_cast<size_t>(chunk + 1)];
   };
-  const BufferRules rules{{.keep_input = true, .training = training}, plan.reduced_in_place};
+  const BufferRules rules{{.keep_input = true, .training = phase.training}, plan.reduced_in_place};
   for (int rank = 0; rank < plan.mesh.pp; ++rank)
     phase.buffers.push_back(
         plan_buffers(phase.programs[static_cast<size_t>(rank)], rank, phase.shape, rules, bytes));
@@ -219,6 +219,7 @@ Plan make_plan(const Deck& deck, int world_size) {
   plan.chunks = spread_layers(deck, plan.architecture, plan.train.shape.chunks);
   note_consequences(plan);
 
+  plan.eval.training = false;
   plan.eval.shape = {plan.train.shape.chunks, evaluation_micros(p.pipeline)};
   plan.eval.programs =
       lower(build_forward_only(plan.eval.shape), plan.eval.shape, {.training = false});
@@ -240,8 +241,8 @@ Plan make_plan(const Deck& deck, int world_size) {
                plan.deck.eval.batch, plan.architecture.tokens(), p.tensor));
   }
 
-  plan_phase_buffers(plan, plan.train, true);
-  plan_phase_buffers(plan, plan.eval, false);
+  plan_phase_buffers(plan, plan.train);
+  plan_phase_buffers(plan, plan.eval);
   for (size_t rank = 0; rank < plan.train.buffers.size(); ++rank)
     share_slots(plan.train.buffers[rank], plan.eval.buffers[rank]);
 

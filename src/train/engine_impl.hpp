@@ -63,7 +63,7 @@ struct Engine::Impl {
   Device& device;
   Kernels& kernels;
   bool training;
-  std::unique_ptr<Arena> own_arena;  // evaluation's transient buffers
+  std::unique_ptr<Arena> own_arena;  // evaluation's view of the same memory
   const Arena* arena;
   std::vector<ChunkParts> chunks;  // by chunk number; empty for foreign ones
   std::vector<BoundInstruction> program;
@@ -71,7 +71,8 @@ struct Engine::Impl {
   std::array<Tickets, kLaneCount>
       waited_for{};  // by waiting lane: what it has been made to wait for already
 
-  Buffer states, host_states, host_inputs, host_stops, accumulators;
+  Buffer host_states, host_inputs, host_stops;
+  StepState* states = nullptr;  // kRing of them, on the device
   // On the device. `summed` is what norm adds up over the world: slots, then the number of ranks
   // that want to stop.
   TensorView slots, summed, first_bad, correct;

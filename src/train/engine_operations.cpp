@@ -128,22 +128,24 @@ void Engine::Impl::reduce_gradients(int chunk, Stream& stream) {
     context.links().tensor_reduce->all_reduce(gradients.slice_flat(run.begin, run.end),
                                               Reduction::sum, stream);
   }
+  // Sums are taken in the type of accumulation and rounded once, when they leave for the optimizer.
+  const Range own = context.shard(chunk);
+  const TensorView mine = gradients.slice_flat(own.begin, own.end);
   const TensorView reduced = context.reduced(chunk);
-  if (reduced.data != gradients.data) kernels.cast(gradients, reduced, stream);
+  const bool same_type = reduced.dtype == gradients.dtype;
+  Communicator& data = *context.links().data;
   if (plan.deck.optimizer.zero == 1) {
-    const Range own = context.shard(chunk);
-    context.links().data->reduce_scatter(reduced, reduced.slice_flat(own.begin, own.end),
-                                         Reduction::sum, stream);
+    data.reduce_scatter(gradients, same_type ? reduced : mine, Reduction::sum, stream);
   } else {
-    context.links().data->all_reduce(reduced, Reduction::sum, stream);
+    data.all_reduce(gradients, Reduction::sum, stream);
   }
+  if (!same_type) kernels.cast(mine, reduced, stream);
 }
 
 void Engine::Impl::norm(Stream& stream, bool stop) {
   for (int chunk : context.chunks()) {
-    const Range own = context.shard(chunk);
-    kernels.sum_squares(context.reduced(chunk).slice_flat(own.begin, own.end),
-                        chunks[static_cast<size_t>(chunk)].pieces, slots, first_bad, stream);
+    kernels.sum_squares(context.reduced(chunk), chunks[static_cast<size_t>(chunk)].pieces, slots,
+                        first_bad, stream);
   }
   // The loss is known on every tensor rank of the last chunk: one of them counts it.
   const auto slot = [&](int index) { return slots.slice_flat(index, index + 1); };
@@ -176,8 +178,7 @@ void Engine::Impl::update(int chunk, Stream& stream) {
   const Range own = context.shard(chunk);
   const Deck::Optimizer& optimizer = plan.deck.optimizer;
   const AdamW rule{optimizer.betas[0], optimizer.betas[1], optimizer.eps, optimizer.weight_decay};
-  kernels.adamw(context.reduced(chunk).slice_flat(own.begin, own.end), context.master(chunk),
-                context.m(chunk), context.v(chunk),
+  kernels.adamw(context.reduced(chunk), context.master(chunk), context.m(chunk), context.v(chunk),
                 context.weights(chunk).slice_flat(own.begin, own.end),
                 chunks[static_cast<size_t>(chunk)].decayed, rule, state(issued), stream);
 }

@@ -22,7 +22,9 @@ struct Chunk {
 
 // Values are put into slots by liveness: a pool per kind of value, a slot holds one value at a
 // time. A slot is reused in program order; whoever executes lanes asynchronously waits for the
-// accesses of the value that a slot held before.
+// accesses of the value that a slot held before. Values that several lanes touch (boundary tensors,
+// gradients, batches) are double-buffered, so that such waits are short: a slot rests until another
+// of its pool has died.
 struct ValuePool {
   Value value{};
   Value stored_in{};               // the pool whose slots these are: its own, or `gradients` for
@@ -46,6 +48,7 @@ struct BufferPlan {              // of one pipeline rank
 
 // Programs and buffers for one purpose: training, or evaluation.
 struct Phase {
+  bool training = true;
   ScheduleShape shape;
   Sizes sizes;                      // sizes.micro is this phase's samples per micro-batch
   std::vector<Program> programs;    // by pipeline rank
@@ -61,8 +64,8 @@ struct MemoryLine {
 };
 
 struct Plan {
-  Deck deck;  // resolved: parallel.sequence, memory.gradients and eval.batch are not automatic any
-              // more
+  // Resolved: parallel.sequence, memory.gradients and eval.batch are not automatic any more.
+  Deck deck;
   Mesh mesh;
   Architecture architecture;
   std::vector<Chunk> chunks;

@@ -31,8 +31,13 @@ class TestLane final : public Stream {
   }
   void wait() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
+    changed_.wait(lock, [&] { return (queue_.empty() && !busy_) || failure_; });
     if (failure_) std::rethrow_exception(failure_);
+  }
+
+  bool failed() {
+    const std::lock_guard lock(mutex_);
+    return failure_ != nullptr;
   }
 
  private:
