@@ -254,10 +254,14 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
   return summary_;
 }
 
-}  // namespace
+// What ties a rank to the others; it outlives everything that communicates.
+struct Ranks {
+  std::unique_ptr<Communicator> world;  // until links take it over
+  Links links;
+};
 
-TrainSummary train(const Deck& deck, std::unique_ptr<Communicator> world,
-                   const TrainOptions& options) {
+TrainSummary train_on(Ranks& ranks, const Deck& deck, const TrainOptions& options) {
+  std::unique_ptr<Communicator>& world = ranks.world;
   Plan plan;
   agree(*world, [&] { plan = make_plan(deck, world->size()); });
   const OpenedSource data = open_source_everywhere(plan, *world, Part::train);
@@ -301,7 +305,7 @@ TrainSummary train(const Deck& deck, std::unique_ptr<Communicator> world,
                    plan.deck.batch.global, show_grouped(data.samples)));
   Communicator& control = *world;
   const int rank = control.rank();
-  Links links = make_plan_links(plan, std::move(world));
+  Links& links = ranks.links = make_plan_links(plan, std::move(world));
   try {
     RankContext context(plan, *device, links, rank);
     Training training(plan, control, context, options, folder.get(), run_dir / "checkpoints", data,
@@ -316,8 +320,8 @@ TrainSummary train(const Deck& deck, std::unique_ptr<Communicator> world,
   }
 }
 
-EvalRecord evaluate(const Deck& deck, std::unique_ptr<Communicator> world,
-                    const std::string& checkpoint) {
+EvalRecord evaluate_on(Ranks& ranks, const Deck& deck, const std::string& checkpoint) {
+  std::unique_ptr<Communicator>& world = ranks.world;
   Plan plan;
   agree(*world, [&] { plan = make_plan(deck, world->size()); });
   const OpenedSource test = open_source_everywhere(plan, *world, Part::test);
@@ -326,10 +330,38 @@ EvalRecord evaluate(const Deck& deck, std::unique_ptr<Communicator> world,
   const std::unique_ptr<Device> device = make_device(plan.deck, *world);
   Communicator& control = *world;
   const int rank = control.rank();
-  Links links = make_plan_links(plan, std::move(world));
+  Links& links = ranks.links = make_plan_links(plan, std::move(world));
   RankContext context(plan, *device, links, rank);
   agree(control, [&] { restore(context, checkpoint, Restore::weights); });
   return Evaluator(context, test).run(stored.step);
+}
+
+// Communicators that are torn down while an exception flies tell the other ranks that this one
+// failed. An error that all ranks share is no such failure: it is carried past their quiet end.
+template <class Run>
+auto in_step(std::unique_ptr<Communicator> world, Run&& run)
+    -> decltype(run(std::declval<Ranks&>())) {
+  std::exception_ptr shared;
+  {
+    Ranks ranks{std::move(world), {}};
+    try {
+      return run(ranks);
+    } catch (const SharedError&) { shared = std::current_exception(); }
+  }
+  std::rethrow_exception(shared);
+}
+
+}  // namespace
+
+TrainSummary train(const Deck& deck, std::unique_ptr<Communicator> world,
+                   const TrainOptions& options) {
+  return in_step(std::move(world), [&](Ranks& ranks) { return train_on(ranks, deck, options); });
+}
+
+EvalRecord evaluate(const Deck& deck, std::unique_ptr<Communicator> world,
+                    const std::string& checkpoint) {
+  return in_step(std::move(world),
+                 [&](Ranks& ranks) { return evaluate_on(ranks, deck, checkpoint); });
 }
 
 }  // namespace voltapile
