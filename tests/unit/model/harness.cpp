@@ -136,7 +136,7 @@ struct Runner::Impl {
     sizes = {o.micro, tensor.size(), o.sequence, o.working, o.recompute};
     step_state.loss_scale = o.loss_scale;
     ModelContext context{&a, &device->kernels(), &device->stream(Lane::compute), &tensor, sizes};
-    context.seed = 3;
+    context.seed = 8;  // drop path at 0.4 keeps some samples of a micro-batch and drops others
     const auto channels = static_cast<size_t>(a.model.channels);
     context.pixel_mean = o.pixel_mean.empty() ? std::vector<double>(channels, 0.5) : o.pixel_mean;
     context.pixel_std = o.pixel_std.empty() ? std::vector<double>(channels, 0.25) : o.pixel_std;
