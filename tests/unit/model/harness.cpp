@@ -393,6 +393,7 @@ Difference largest_difference(const Architecture& a, const Values& x, const Valu
       const std::vector<double>&u = x.at(p.name), &v = y.at(p.name);
       VP_CHECK(u.size() == v.size(), "{} and {} values of {}", u.size(), v.size(), p.name);
       for (size_t i = 0; i < u.size(); ++i) {
+        if (u[i] == v[i]) continue;  // also where all of a layer is zero
         const double difference = std::abs(u[i] - v[i]) / scale;
         const std::string where = format("{}[{}]: {} and {}", p.name, i, u[i], v[i]);
         if (std::isnan(difference)) return {difference, where};
