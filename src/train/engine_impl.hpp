@@ -43,7 +43,7 @@ struct Engine::Impl {
   void issue(const StepInputs* inputs, const BatchMemory& batch, int64_t valid, bool stop);
   void enqueue(const BoundInstruction& bound, Stream& stream, const BatchMemory& batch,
                int64_t valid, bool stop);
-  void load_batch(int micro, const BatchMemory& batch, Stream& stream);
+  void load_batch(int chunk, int micro, const BatchMemory& batch, Stream& stream);
   void exchange(const Instruction& instruction, Stream& stream);
   int64_t rank_samples() const;
   void add_clocks(size_t ring, SummaryTimers& timers) const;
