@@ -74,19 +74,17 @@ std::string MpiContext::why() const {
   return why_;
 }
 
-void MpiContext::mark_lost(const std::string& why) {
-  const std::lock_guard lock(mutex_);
-  if (lost_.load()) return;
-  why_ = why;
-  lost_.store(true);
-}
-
 void MpiContext::listen() {
   const std::unique_lock lock(listening_, std::try_to_lock);
   if (!lock.owns_lock() || pending_ == MPI_REQUEST_NULL || !usable()) return;
   int arrived = 0;
   check_mpi(MPI_Test(&pending_, &arrived, MPI_STATUS_IGNORE), "MPI_Test");
-  if (arrived != 0) mark_lost(news_.data());
+  if (arrived == 0) return;
+  const std::lock_guard naming(mutex_);
+  if (lost_.load()) return;
+  why_ = news_.data();
+  told_.store(true);
+  lost_.store(true);
 }
 
 void MpiContext::abort(const std::string& why) {

@@ -1,5 +1,7 @@
+#include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include <mpi.h>
@@ -9,6 +11,11 @@
 #include "mpi_endpoint.hpp"
 
 namespace voltapile {
+
+namespace {
+// The rank with the cause prints its message and ends the job, with its code, within this time.
+constexpr std::chrono::seconds kPatience(5);
+}  // namespace
 
 struct MpiSession::Impl {
   std::shared_ptr<comm::MpiContext> context;
@@ -45,6 +52,7 @@ int MpiSession::rank() const { return impl_->context->rank(); }
 int MpiSession::size() const { return impl_->context->size(); }
 
 void MpiSession::abort(int exit_code) {
+  if (impl_->context->told_by_another()) std::this_thread::sleep_for(kPatience);
   MPI_Abort(MPI_COMM_WORLD, exit_code);
   std::_Exit(exit_code);
 }

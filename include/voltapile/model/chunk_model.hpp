@@ -20,7 +20,7 @@ struct ModelContext {
   Communicator* tensor = nullptr;  // the tensor axis
   Sizes sizes;
   uint64_t seed = 0;
-  std::vector<double> pixel_mean, pixel_std;  // per channel, of pixel / 255
+  std::vector<double> pixel_mean{}, pixel_std{};  // per channel, of pixel / 255
 };
 
 // Which part of the model, and how much of it is kept.

@@ -1,6 +1,7 @@
 // Builders write compute instructions only; lower() adds the rest; validate() proves that the
 // result cannot deadlock; simulate() predicts its time; print and parse round-trip. All pure.
 #pragma once
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -67,9 +68,15 @@ struct Costs {
   double transfer = 0, reduce = 0, norm = 0, update = 0, gather = 0, load = 0;
   std::vector<double> chunk_weight;  // multiplies compute costs of a chunk
 };
-// Steady state: `steps` steps issued back to back; the Timeline holds all of them.
+// Which memory of a rank holds a value: equal numbers share it, so they wait for each other; -1 is
+// memory of its own.
+using MemoryOf = std::function<int(int rank, Value value, int chunk, int micro)>;
+// Steady state: `steps` steps issued back to back; the Timeline holds all of them, by step, rank
+// and program order. A lane runs its instructions in order, each when its operands allow; a
+// transfer occupies pipe_out of one rank and pipe_in of the other for `transfer`. Without `memory`
+// there is room for every value. Throws Error(failure) when the programs cannot end.
 Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& shape,
-                  const Costs& costs, int steps = 1);
+                  const Costs& costs, int steps = 1, const MemoryOf& memory = {});
 
 // (p-1)/(m+p-1) for gpipe and 1f1b, (p-1)/(v m+p-1) for interleaved and breadth_first, and for
 // zero_bubble_h1 (p-1)(F+I-W) / (m(F+I+W) + (p-1)(F+I-W)) (Qi et al., "Zero bubble pipeline

@@ -57,15 +57,16 @@ Batch random_batch(const Architecture& a, int64_t samples, uint64_t seed) {
 Batch soft_batch(const Architecture& a, int64_t samples, uint64_t seed) {
   Batch batch = random_batch(a, samples, seed);
   batch.labels.clear();
+  // In 64ths, so that they sum to one exactly: each draw gives a class one more.
+  constexpr int kDraws = 64;
+  batch.targets.assign(static_cast<size_t>(samples * a.model.classes), 0.0F);
   for (int64_t s = 0; s < samples; ++s) {
-    double total = 0;
-    std::vector<double> row;
-    for (int64_t k = 0; k < a.model.classes; ++k) {
-      const auto index = static_cast<uint64_t>(s * a.model.classes + k);
-      row.push_back(uniform01(random_words(seed, Purpose::synthetic, 2, index)[0]));
-      total += row.back();
+    for (int64_t draw = 0; draw < kDraws; ++draw) {
+      const auto index = static_cast<uint64_t>(s * kDraws + draw);
+      const auto k = static_cast<int64_t>(random_words(seed, Purpose::synthetic, 2, index)[0] %
+                                          static_cast<uint32_t>(a.model.classes));
+      batch.targets[static_cast<size_t>(s * a.model.classes + k)] += 1.0F / kDraws;
     }
-    for (double value : row) batch.targets.push_back(static_cast<float>(value / total));
   }
   return batch;
 }
