@@ -63,8 +63,8 @@ class Reader {
   void check_headers() {
     for (const Header& header : raw_.headers)
       if (!schema().has_section(header.section))
-        fault(header.place,
-              format("[{}]: no such section{}", header.section, suggest_section(header.section)));
+        fault(header.place, format("[{}]: no such section{}", printable(header.section),
+                                   suggest_section(header.section)));
   }
 
   void read_entry(const Entry& entry) {
@@ -90,7 +90,7 @@ class Reader {
     if (!entry.section.empty() && !schema().has_section(entry.section)) {
       // In a file the header's own fault says it once for all its keys.
       if (entry.key_place.line == 0)
-        fault(entry.key_place, format("{} = {}: no such section{}", entry.name(),
+        fault(entry.key_place, format("{} = {}: no such section{}", printable(entry.name()),
                                       entry.value.shown(), suggest_section(entry.section)));
       return;
     }
@@ -98,8 +98,8 @@ class Reader {
     const auto meant = meant_keys(entry.section, entry.key);
     if (meant.size() == 1) mistaken_.insert(meant.front());
     const char* what = entry.section.empty() ? "stands in no section" : "no such key";
-    fault(entry.key_place, format("{} = {}: {}{}", entry.name(), entry.value.shown(), what,
-                                  suggest_key(entry.section, entry.key)));
+    fault(entry.key_place, format("{} = {}: {}{}", printable(entry.name()), entry.value.shown(),
+                                  what, suggest_key(entry.section, entry.key)));
   }
 
   void fill_in() {

@@ -156,7 +156,9 @@ std::string hint_for(std::string_view line) {
 }
 
 std::string describe(const Syntax& syntax, std::string_view line) {
-  const std::string_view shown = trim(line).substr(0, 60);
+  std::string tidy(trim(line));
+  std::replace(tidy.begin(), tidy.end(), '\t', ' ');
+  const std::string shown = printable(tidy);
   if (given_twice(syntax)) return format("`{}`: given twice; keep one", shown);
   return format("`{}`: not valid TOML: {}{}", shown, syntax.message, hint_for(line));
 }

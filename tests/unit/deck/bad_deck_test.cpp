@@ -320,6 +320,11 @@ TEST(BadDeck, MalformedTextKeepsItsPlace) {
       {14, "mean = [0.5, 0.5\nflip = true",
        "15:1: `flip = true`: not valid TOML: array: expected comma or closing ']', saw 'f'; is a "
        "bracket or quote above it not closed?"},
+      {14, "\tflip =\tyes",
+       "14:9: `flip = yes`: not valid TOML: value: could not determine value type; text needs "
+       "quotes: flip = \"yes\""},
+      {14, "\"flip\\u00e9\" = 1",
+       "14:1: data.flip\\xC3\\xA9 = 1: no such key; did you mean data.flip?"},
       {14, "flip = true\nflip = false", "15:8: `flip = false`: given twice; keep one"},
       {14, "# caf\xC3\xA9",
        "14:6: byte 0xC3: a deck is plain ASCII text, comments too; write other letters in strings "
