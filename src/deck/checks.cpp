@@ -11,7 +11,7 @@ bool divides(int64_t part, int64_t whole) { return part > 0 && whole % part == 0
 
 // The divisor of `whole` nearest to `wanted`, for "use ...".
 int64_t near_divisor(int64_t whole, int64_t wanted) {
-  for (int64_t step = 0; step < whole; ++step) {
+  for (int64_t step = 0; wanted > 0 && step < whole; ++step) {
     if (wanted > step && whole % (wanted - step) == 0) return wanted - step;
     if (wanted + step <= whole && whole % (wanted + step) == 0) return wanted + step;
   }

@@ -23,7 +23,10 @@ namespace fs = std::filesystem;
 
 class Reader {
  public:
-  Reader(RawDeck raw, const std::string& path) : raw_(std::move(raw)) { deck_.path = path; }
+  Reader(RawDeck raw, const std::string& path) : raw_(std::move(raw)) {
+    deck_.path = path;
+    mistaken_.insert(raw_.broken.begin(), raw_.broken.end());
+  }
 
   void apply(const std::vector<std::string>& overrides) {
     for (const std::string& text : overrides) {
@@ -75,7 +78,7 @@ class Reader {
     const auto* word = std::get_if<std::string>(&entry.value.data);
     fault(entry.value_place,
           format("{} = {}: must be {}{}", entry.name(), entry.value.shown(), row->allowed,
-                 word != nullptr ? suggest_choice(*word, row->choices) : ""));
+                 word != nullptr ? suggest_choice(*word, *row) : ""));
   }
 
   void unknown(const Entry& entry) {
@@ -133,7 +136,9 @@ class Reader {
 
   void report(const std::string& key, const std::vector<std::string>& others,
               const std::string& allowed) {
-    const auto faulty = [this](const std::string& name) { return faulty_.contains(name); };
+    const auto faulty = [this](const std::string& name) {
+      return faulty_.contains(name) || mistaken_.contains(name);
+    };
     if (faulty(key) || std::any_of(others.begin(), others.end(), faulty)) return;
     // Where it was given; a value that follows from another key is found at that one.
     std::vector<std::string> names{key};
@@ -171,7 +176,7 @@ class Reader {
   Deck deck_;
   std::map<std::string, const Entry*> given_;
   std::set<std::string> faulty_;    // keys whose own value is refused
-  std::set<std::string> mistaken_;  // keys that an unknown key may stand for
+  std::set<std::string> mistaken_;  // keys given in a way that could not be understood
 };
 
 std::string near_file(const fs::path& path) {

@@ -41,7 +41,10 @@ void add_run(Schema& schema) {
            .also = "output output_dir folder"});
   run.add("device", &R::device,
           Choice<DeviceKind>{{{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}}},
-          {.fallback = literal("\"cpu\""), .help = "What computes.", .also = "backend"});
+          {.fallback = literal("\"cpu\""),
+           .help = "What computes.",
+           .also = "backend",
+           .words = "gpu=cuda nvidia=cuda"});
   run.add("steps", &R::steps, Integer{1},
           {.fallback = not_set("give steps or epochs"),
            .unit = "steps",
@@ -127,7 +130,8 @@ void add_model(Schema& schema) {
   model.add("pool", &M::pool, Choice<Pool>{{{"mean", Pool::mean}, {"token", Pool::token}}},
             {.fallback = literal("\"mean\""),
              .help = "What the head sees: the mean of all tokens, or an extra class token.",
-             .also = "global_pool pooling"});
+             .also = "global_pool pooling",
+             .words = "avg=mean gap=mean cls=token"});
   model.add("position", &M::position,
             Choice<Position>{{{"learned", Position::learned}, {"sine2d", Position::sine2d}}},
             {.fallback = literal("\"learned\""),

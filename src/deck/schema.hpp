@@ -47,6 +47,7 @@ struct Notes {
   std::string also =
       {};  // names that other programs use for it, separated by spaces; for suggestions
   Naming naming = Naming::plain;
+  std::string words = {};  // words that others use for a choice: "gpu=cuda fp16=f16"
 };
 
 struct Row {

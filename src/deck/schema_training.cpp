@@ -17,7 +17,8 @@ void add_precision(Schema& schema) {
                 Choice<DType>{{{"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}}},
                 {.fallback = literal("\"f32\""),
                  .help = "Working type of weights and activations.",
-                 .also = "dtype precision amp"});
+                 .also = "dtype precision amp",
+                 .words = "fp32=f32 float=f32 float32=f32 half=f16 float16=f16 bfloat16=bf16"});
   precision.add("loss_scale", &P::loss_scale, WordOr{"dynamic", Number{0x1p-24, 0x1p40}},
                 {.fallback = derived("\"dynamic\" for f16, else 1",
                                      [](Deck& deck, const Given&) {

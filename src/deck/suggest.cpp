@@ -109,8 +109,14 @@ std::string suggest_key(const std::string& section, const std::string& key) {
   return keys.empty() ? "" : format("; [{}] has {}", section, join(keys, ", "));
 }
 
-std::string suggest_choice(const std::string& word, const std::vector<std::string>& choices) {
-  const std::string best = nearest(word, choices);
+std::string suggest_choice(const std::string& word, const Row& row) {
+  std::istringstream others(row.notes.words);
+  for (std::string other; others >> other;) {
+    const size_t equals = other.find('=');
+    if (other.substr(0, equals) == lower(word))
+      return did_you_mean(toml_string(other.substr(equals + 1)));
+  }
+  const std::string best = nearest(word, row.choices);
   return best.empty() ? "" : did_you_mean(toml_string(best));
 }
 

@@ -137,21 +137,40 @@ bool parses(std::string_view text) {
   return !parse(text, ignored);
 }
 
+bool given_twice(const Syntax& syntax) {
+  return syntax.message.find("cannot redefine existing") != std::string::npos;
+}
+
+std::string hint_for(std::string_view line) {
+  if (parses(line)) return "; is a bracket or quote above it not closed?";
+  if (std::count(line.begin(), line.end(), '"') % 2 == 1) return "; is a quote missing?";
+  const size_t equals = line.find('=');
+  if (equals == std::string_view::npos) return "";
+  const std::string_view key = trim(line.substr(0, equals)), value = trim(line.substr(equals + 1));
+  const std::string better = format("{} = \"{}\"", key, value);
+  const bool word =
+      std::any_of(value.begin(), value.end(), [](unsigned char c) { return std::isalpha(c); });
+  return word && std::isalnum(static_cast<unsigned char>(value.front())) && parses(better)
+             ? format("; text needs quotes: {}", better)
+             : "";
+}
+
 std::string describe(const Syntax& syntax, std::string_view line) {
   const std::string_view shown = trim(line).substr(0, 60);
-  if (syntax.message.find("cannot redefine existing") != std::string::npos)
-    return format("`{}`: given twice; keep one", shown);
-  const size_t equals = line.find('=');
-  std::string hint;
-  if (equals != std::string_view::npos) {
-    const std::string_view key = trim(line.substr(0, equals)),
-                           value = trim(line.substr(equals + 1));
-    const std::string better = format("{} = \"{}\"", key, value);
-    if (!value.empty() && std::isalnum(static_cast<unsigned char>(value.front())) &&
-        value.find('"') == std::string_view::npos && parses(better))
-      hint = format("; text needs quotes: {}", better);
+  if (given_twice(syntax)) return format("`{}`: given twice; keep one", shown);
+  return format("`{}`: not valid TOML: {}{}", shown, syntax.message, hint_for(line));
+}
+
+// "section.key" of a line that could not be read, as far as one can tell.
+std::string broken_name(const std::vector<std::string_view>& lines, size_t number) {
+  const std::string_view line = trim(lines[number - 1]);
+  const std::string key(line.substr(0, line.find_first_of(" \t=")));
+  for (size_t above = number - 1; above > 0; --above) {
+    const std::string_view header = trim(lines[above - 1]);
+    if (header.starts_with('['))
+      return format("{}.{}", trim(header.substr(1, header.find(']') - 1)), key);
   }
-  return format("`{}`: not valid TOML: {}{}", shown, syntax.message, hint);
+  return key;
 }
 
 void take_sections(const toml::table& table, RawDeck& raw) {
@@ -189,12 +208,12 @@ RawDeck read_toml(std::string_view text) {
     const std::string_view line =
         number >= 1 && number <= lines.size() ? lines[number - 1] : std::string_view();
     raw.faults.push_back({syntax->place, describe(*syntax, line)});
-    const bool twice = syntax->message.find("cannot redefine existing") != std::string::npos;
-    const bool own_fault = twice == parses(line);
+    const bool twice = given_twice(*syntax), own_fault = twice == parses(line);
     if (trim(line).empty() || trim(line).front() == '[' || !own_fault || repair == kMostRepairs) {
       raw.readable = false;
       return raw;
     }
+    if (!twice) raw.broken.push_back(broken_name(lines, number));
     std::fill_n(repaired.begin() + (line.data() - text.data()), line.size(), ' ');
   }
   take_sections(table, raw);

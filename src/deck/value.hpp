@@ -45,7 +45,8 @@ struct RawDeck {
   std::vector<Header> headers;
   std::vector<Entry> entries;
   std::vector<Fault> faults;
-  bool readable = true;  // false: the text is too broken to say anything about keys
+  std::vector<std::string> broken;  // names of keys whose lines could not be read
+  bool readable = true;             // false: the text is too broken to say anything about keys
 };
 
 // Never throws for bad text: everything wrong with it is in `faults`.

@@ -8,6 +8,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "voltapile/base/dtype.hpp"
@@ -100,19 +101,95 @@ struct Architecture {
 
 Architecture make_architecture(const Deck& deck);
 
-// Tensors that forward leaves for backward in one layer, under s.recompute none or selective. With
-// Recompute::layers a segment keeps its input only, and these are rebuilt in a buffer of one
-// segment.
+// --- Intermediates of one layer. F = B*T rows, R as above; h = heads/tp, m = mlp/tp, L = local
+// classes; N patches, E patch elements. Statistics (mean, rstd, lse, max, sums, qk_stats) are
+// accumulate_type.
+//
+// Tensors that forward leaves for backward, under s.recompute none or selective (* left out):
+//   embedding  nothing: backward makes the patches again from the pictures, which stay until then
+//   block      input (R,C)  norm1 (R,C)*  mean1, rstd1 (R)  qkv (F,3*h*D)
+//              qkv_normed (F,3*h*D)*, qk_stats (F,2,h,2) with QK-norm
+//              attention (F,h*D)  lse (B,h,T)  branch1 (R,C) with LayerScale
+//              middle (R,C): the residual stream after attention
+//              norm2 (R,C)*  mean2, rstd2 (R)  fc1 (F,m): before GELU  gelu (F,m)*
+//              branch2 (R,C) with LayerScale
+//   head       pooled (B,C)  mean, rstd (B)  norm (B,C)  logits (B,L)  max (B)  sums (B,3)
+// With sequence parallelism the norm outputs stay divided into rows and are gathered again in
+// backward (as Korthikanti et al. 2022, section 4.2.2, choose to). "input" of a chunk's first layer
+// is the boundary activation, so it is left out of the chunk's set.
 std::vector<Tensor> saved_tensors(const Architecture&, const Layer&, const Sizes&);
-// Linear inputs and output gradients that a split backward keeps from backward_input to
-// backward_weight. With recomputation the linear inputs are among them (their segment buffer is
-// reused); otherwise they stay saved.
+// What a split backward keeps from backward_input to backward_weight: the output gradients of the
+// linear layers, and their inputs too when with_inputs (recomputation: their segment buffer is
+// reused; without it they stay saved, or are rebuilt from what is saved under selective). The
+// gradients of norms, LayerScale, replicated biases and the embedding are not put off.
+//   embedding  nothing
+//   block      qkv_gradient (F,3*h*D)  branch1_gradient (R,C)
+//              fc1_gradient (F,m)  branch2_gradient (R,C)
+//              with_inputs: norm1 (R,C)  attention (F,h*D)  norm2 (R,C)  gelu (F,m)
+//   head       logits_gradient (B,L); its inputs stay saved
 std::vector<Tensor> deferred_tensors(const Architecture&, const Layer&, const Sizes&,
                                      bool with_inputs);
 // Temporaries of forward and backward of one layer, none of which outlives the call.
+//   embedding  patches (B*N,E)  tokens (B*N,C), or their gradient  full (F,C) with sequence
+//   block      product (F,C): summands of a divided product, or the gradient of attention
+//              branch_gradient (R,C)  inner_gradient (F,max(3*h*D,m)): of qkv or fc1, one at a time
+//              gathered (F,C) with sequence
+//              norm (R,C), qkv_normed (F,3*h*D) with QK-norm, gelu (F,m) with selective
+//   head       logits_gradient (B,L)  norm_gradient, pooled_gradient (B,C)  rank (B)
+//              full (F,C) with sequence
 std::vector<Tensor> workspace_tensors(const Architecture&, const Layer&, const Sizes&);
 // The boundary activation (R, C), and its gradient.
 Tensor boundary_tensor(const Architecture&, const Sizes&);
+
+// --- Intermediates of a chunk: layers [first_layer, end_layer) that run as one unit. `plan` sizes
+// its slots by these and `model` finds its tensors in them, so that the two cannot disagree.
+struct ChunkLayers {
+  int first_layer = 0, end_layer = 0;
+  int segment_layers = 0;  // Recompute::layers: blocks per segment; 0 = everything saved is kept
+};
+struct PlacedTensor {
+  int layer;  // index into Architecture::layers; -1: of the chunk
+  Tensor tensor;
+  size_t offset;  // bytes, a multiple of 256
+};
+struct TensorLayout {
+  std::vector<PlacedTensor> tensors;
+  size_t bytes = 0;
+  const PlacedTensor* find(int layer, std::string_view name) const;  // null: not there
+};
+
+// Blocks [first_layer, end_layer) that are recomputed together, in order, as even as possible and
+// none longer than segment_layers (the whole chunk if that is 0). Embedding and head belong to
+// none: they are never recomputed.
+struct Segment {
+  int first_layer, end_layer;
+};
+std::vector<Segment> segments(const Architecture&, const ChunkLayers&);
+
+// Kept from forward to backward. segment_layers == 0: all saved_tensors, less the "input" of the
+// chunk's first layer. Else: the "input" of each segment's first block (less that of the chunk's
+// first layer) and the head's saved_tensors.
+TensorLayout chunk_saved(const Architecture&, const ChunkLayers&, const Sizes&);
+// Kept from backward_input to backward_weight (with inputs if segment_layers != 0).
+TensorLayout chunk_deferred(const Architecture&, const ChunkLayers&, const Sizes&);
+// The buffer of one segment while it is (re)computed: saved_tensors of its blocks, less the "input"
+// of its first.
+TensorLayout segment_saved(const Architecture&, const Segment&, const Sizes&);
+// saved_tensors of one layer where nothing is kept (evaluation), less its "input".
+TensorLayout layer_saved(const Architecture&, int layer, const Sizes&);
+// workspace_tensors of one layer.
+TensorLayout layer_workspace(const Architecture&, int layer, const Sizes&);
+
+// The workspace of a chunk, in parts that follow each other.
+struct ChunkWorkspace {
+  size_t stream_offset = 0;           // (R,C): a layer's output that nobody keeps
+  size_t stream_gradient_offset = 0;  // (R,C): training only
+  size_t kept_offset = 0;   // one segment_saved (recomputation), or one layer_saved (evaluation)
+  size_t layer_offset = 0;  // one layer_workspace
+  size_t bytes = 0;
+};
+ChunkWorkspace chunk_workspace(const Architecture&, const ChunkLayers&, const Sizes&,
+                               bool training);
 
 // Multiply-adds count as two. Of the whole layer (all tp ranks together) for one micro-batch.
 struct Flops {

@@ -28,6 +28,13 @@ class Error : public std::runtime_error {
   ExitCode code_;
 };
 
+// An error that every rank of a job throws alike, so one of them speaks for all and nobody waits
+// for another.
+class SharedError : public Error {
+ public:
+  using Error::Error;
+};
+
 [[noreturn]] void throw_failed_check(const char* file, int line, const char* condition,
                                      const std::string& message);
 }  // namespace voltapile

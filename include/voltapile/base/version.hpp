@@ -1,2 +1,4 @@
 #pragma once
-namespace voltapile { inline constexpr const char* kVersion = "0.1.0"; }
+namespace voltapile {
+inline constexpr const char* kVersion = "0.1.0";
+}

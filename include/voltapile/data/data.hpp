@@ -17,16 +17,18 @@ class Source {
  public:
   virtual ~Source() = default;
   virtual int64_t size() const = 0;
+  // `picture` has exactly channels * height * width bytes, or none: then only the label is read.
   virtual void read(int64_t index, std::span<uint8_t> picture, int32_t& label) const = 0;
   virtual std::string describe() const = 0;
 };
 
 enum class Part { train, test };
-// Opens and checks the source that [data] names. Error(bad_data) names the file, what is wrong with
-// it and the fix: not there, a directory, a truncated gzip stream, a wrong IDX magic, sizes that
-// are not model.image/channels, counts that differ between pictures and labels, a label at or
-// beyond model.classes (with its index). Error(bad_input) when the key itself is missing, or for a
-// format that this version does not read yet.
+// Opens and checks the source that [data] names; an IDX file is read whole into memory, so call
+// this once per process and share the result. Error(bad_data) names the file, what is wrong with it
+// and the fix: not there, a directory, a truncated gzip stream, a wrong IDX magic, sizes that are
+// not model.image/channels, counts that differ between pictures and labels, a label at or beyond
+// model.classes (with its index). Error(bad_input) when the key itself is missing, or for a format
+// that this version does not read yet.
 std::shared_ptr<const Source> open_source(const Deck& deck, Part part);
 
 // Host memory of one step's samples of one data rank.
@@ -51,14 +53,16 @@ struct LoaderOptions {
   int workers = 1;
 };
 
-// Reads ahead into a ring of batches. ring.size() >= 2.
+// Reads ahead into a ring of batches (ring.size() >= 2) with threads of its own; nothing allocates
+// after the constructor. Sample k of the run is picture permuted(k % size) of epoch k / size. The
+// caller owns the ring's memory and keeps it until the loader is gone.
 class Loader {
  public:
   Loader(std::shared_ptr<const Source> source, const LoaderOptions& options,
          std::vector<BatchMemory> ring);
   ~Loader();
-  // The next step's batch; blocks until it is there and rethrows a worker's error. It stays valid
-  // until release().
+  // The next step's batch; blocks until it is there. It stays valid until release(). Rethrows a
+  // worker's error when its step is due, so every step before it is still given out.
   const BatchMemory& next();
   // The oldest batch that next() gave out and that was not released may be overwritten.
   void release();

@@ -21,9 +21,14 @@ struct Chunk {
 };
 
 // Values are put into slots by liveness: a pool per kind of value, a slot holds one value at a
-// time.
+// time. A slot is reused in program order; whoever executes lanes asynchronously waits for the
+// accesses of the value that a slot held before. Values that several lanes touch (boundary tensors,
+// gradients, batches) are double-buffered, so that such waits are short: a slot rests until another
+// of its pool has died.
 struct ValuePool {
   Value value{};
+  Value stored_in{};               // the pool whose slots these are: its own, or `gradients` for
+                                   // gradients reduced in place
   std::vector<size_t> slot_bytes;  // one entry a slot
   // slot of (chunk, micro), -1 where this rank never holds it. Index: (chunk + 1) * (micros + 1) +
   // (micro + 1).
@@ -32,16 +37,18 @@ struct ValuePool {
 struct BufferPlan {              // of one pipeline rank
   std::vector<ValuePool> pools;  // indexed by Value
   int micros = 0;
+  const ValuePool& pool(Value value) const { return pools[static_cast<size_t>(value)]; }
   int slot(Value value, int chunk, int micro) const {
-    const auto& table = pools[static_cast<size_t>(value)].slot_of;
+    const auto& table = pool(value).slot_of;
     const auto index = static_cast<size_t>((chunk + 1) * (micros + 1) + (micro + 1));
     return index < table.size() ? table[index] : -1;
   }
-  size_t bytes(Value value) const;
+  size_t bytes(Value value) const;  // of all its slots; 0 where it is stored in another pool
 };
 
 // Programs and buffers for one purpose: training, or evaluation.
 struct Phase {
+  bool training = true;
   ScheduleShape shape;
   Sizes sizes;                      // sizes.micro is this phase's samples per micro-batch
   std::vector<Program> programs;    // by pipeline rank
@@ -53,27 +60,51 @@ struct Phase {
 struct MemoryLine {
   std::string name;
   size_t bytes = 0;
-  bool on_host = false;
+  Home home = Home::device;
 };
 
 struct Plan {
-  Deck deck;  // resolved: nothing automatic is left
+  // Resolved: parallel.sequence, memory.gradients and eval.batch are not automatic any more.
+  Deck deck;
   Mesh mesh;
   Architecture architecture;
   std::vector<Chunk> chunks;
+  // Evaluation runs between training steps in the same memory: both phases have the same slots, so
+  // an Arena made for one serves the other.
   Phase train, eval;
   DType gradient_store = DType::f32;  // what memory.gradients became
-  bool sequence = false;              // what parallel.sequence became
-  std::vector<std::string> notes;     // how automatic values were resolved, one line each
+  // Gradients are reduced where they were accumulated (same type, nothing to divide), so `reduced`
+  // has no memory of its own and a chunk's `gradients` slot is taken until its update.
+  bool reduced_in_place = false;
+  bool sequence = false;           // what parallel.sequence became
+  std::vector<std::string> notes;  // how automatic values were resolved, one line each
+  int64_t steps_per_epoch = 0;     // 0 when the number of samples is not known yet
 
-  std::vector<MemoryLine> memory(
-      int pp_rank) const;  // what one rank at this pipeline coordinate allocates
-  size_t device_bytes(int pp_rank) const;
-  int64_t steps_per_epoch = 0;  // 0 when the number of samples is not known yet
+  ScheduleShape shape() const { return train.shape; }
+  bool split_backward() const;  // the schedule has backward_weight instructions
+  // Elements of chunk `chunk` that one data rank's optimizer owns.
+  int64_t shard_elements(int chunk) const;
+  // What one rank at this pipeline coordinate allocates; every tensor and data rank there the same.
+  std::vector<MemoryLine> memory(int pp_rank) const;
+  size_t bytes_at(Home home, int pp_rank) const;
+  size_t device_bytes(int pp_rank) const { return bytes_at(Home::device, pp_rank); }
 };
 
-// Bytes of one value: boundary activation, saved set of a chunk, ... of `phase`.
+ChunkLayers layers_of(const Chunk& chunk);
+
+// Bytes of one value of `phase`:
+//   pictures, labels      u8 (B,channels,H,W), i32 (B)
+//   activation, gradient  boundary_tensor; 0 for chunk 0
+//   saved, deferred, workspace   chunk_saved, chunk_deferred, chunk_workspace of architecture.hpp
+//                         (memory.activations = "int8": a byte an element of saved and activation,
+//                         and an f32 scale a row)
+//   weights               parameters.elements, working
+//   gradients             parameters.elements, acc
+//   reduced               shard_elements in gradient_store; 0 if reduced in place
+//   state                 master, m, v: shard_elements each, acc, one after the other
+//   step_state, loss      kControlBytes
 size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk);
+inline constexpr size_t kControlBytes = 1024;
 
 // Throws Error(bad_input) with every fault at once: divisibility of batch, heads, image, mlp; more
 // chunks than blocks; schedule against shape; an unknown schedule file; a home that cannot be.

@@ -67,8 +67,9 @@ enum class Value : uint8_t {
   state,       // (chunk)         master weights and moments
   step_state,  // ()              norm, clip factor, loss scale, ...
   workspace,   // ()              temporaries of the compute lane
+  loss,        // ()              summed losses and counts; `norm` takes and clears them
 };
-inline constexpr int kValueCount = static_cast<int>(Value::workspace) + 1;
+inline constexpr int kValueCount = static_cast<int>(Value::loss) + 1;
 std::string_view name_of(Value value);
 
 enum class Access : uint8_t { read, write, update };  // update = read and write
@@ -77,12 +78,24 @@ struct Operand {
   int16_t chunk = -1, micro = -1;
   Access access;
 };
+// Values that outlive a step: every rank has them before its first instruction.
+constexpr bool is_persistent(Value value) {
+  return value == Value::weights || value == Value::state || value == Value::step_state ||
+         value == Value::workspace || value == Value::loss;
+}
 // What of the run changes operands.
 struct OperandRules {
   bool keep_input = true;  // backward reads the chunk's input activation again (recomputation, and
                            // weight gradients)
+  bool training = true;    // false: forward keeps nothing (no `saved`)
 };
-std::vector<Operand> operands(const Instruction& instruction, const ChunkTable& chunks,
+// `rank` is the pipeline rank that executes the instruction: `norm` reads `reduced` of its chunks.
+// Each value is named once. `gradients` of a chunk lives from its first backward instruction of a
+// step, which finds it cleared (whoever executes the program clears it), to reduce_gradients.
+// `update` leaves weights and state as they are when the step is skipped, and with ZeRO-1 writes a
+// shard only: so it updates them. The first chunk's pictures are read again by its backward (the
+// patch embedding's weight gradient).
+std::vector<Operand> operands(const Instruction& instruction, int rank, const ChunkTable& chunks,
                               const OperandRules& rules = {});
 
 }  // namespace voltapile

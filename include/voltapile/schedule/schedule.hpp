@@ -21,8 +21,9 @@ const std::vector<std::string>& schedule_names();
 
 // One compute-only program per pipeline rank (forward, and backward or backward_input +
 // backward_weight). Throws Error(bad_input) when the schedule does not exist for this shape, saying
-// which shapes it accepts (gpipe, 1f1b and zero_bubble_h1: one chunk per rank; interleaved: micros
-// divisible by ranks).
+// which shapes it accepts (gpipe, 1f1b and zero_bubble_h1: one chunk per rank, in any placement;
+// interleaved: cyclic placement, where the last round may be short; breadth_first: any placement
+// that leaves no rank without a chunk). Any number of micro-batches up to 32767.
 std::vector<Program> build(std::string_view name, const ScheduleShape& shape);
 
 // Text of a schedule, one line per pipeline rank: "F0.1" = forward of chunk 0, micro 1; "B"
@@ -39,11 +40,13 @@ struct LowerOptions {
   Lane update_lane = Lane::compute;
   bool training = true;  // false: evaluation; forward only, no gradients
 };
-// Adds load_batch, transfers (none between chunks of one rank), recompute, reduce_gradients (after
-// the last backward of a chunk), norm, update, gather_weights. Every rank's result is a projection
-// of one global order over all lanes. Order of a step's end: reduce_gradients of each chunk as soon
-// as it can, then norm, then update (and gather_weights) chunk by chunk in the order in which the
-// next step's forward needs them.
+// Compute-only programs in, complete ones out. Adds load_batch (one micro-batch ahead), transfers
+// (none between chunks of one rank), recompute, reduce_gradients (after the last backward of a
+// chunk), norm, update, gather_weights. Every rank's result is a projection of one global order
+// over all lanes. Order of a step's end: reduce_gradients of each chunk as soon as it can, then
+// norm, then update (and gather_weights) chunk by chunk in the order in which the next step's
+// forward needs them. Throws Error(bad_input) when the compute programs wait for each other for
+// ever.
 std::vector<Program> lower(const std::vector<Program>& compute, const ScheduleShape& shape,
                            const LowerOptions& options);
 
@@ -51,8 +54,10 @@ std::vector<Program> lower(const std::vector<Program>& compute, const ScheduleSh
 std::vector<Program> build_forward_only(const ScheduleShape& shape);
 
 // Throws Error(failure) naming rank, position and instruction: an incomplete step, an operand read
-// before it is written, a communicator (directed edge, dp axis, world) whose order differs between
-// its ranks, a circular wait when every send blocks until received.
+// before it is written, an operation on a lane that cannot run it, a communicator (directed edge,
+// world) whose order differs between its ranks, and programs that are not projections of one global
+// order, in which a send that blocks until received, or a buffer that is reused, could wait in a
+// circle. (Ranks of one dp or tp group share a program, so their order agrees by itself.)
 void validate(const std::vector<Program>& programs, const ScheduleShape& shape);
 
 // Costs in seconds (or any unit). Per-chunk vectors may be empty (= all 1).
@@ -68,11 +73,15 @@ Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& sha
 
 // (p-1)/(m+p-1) for gpipe and 1f1b, (p-1)/(v m+p-1) for interleaved and breadth_first, and for
 // zero_bubble_h1 (p-1)(F+I-W) / (m(F+I+W) + (p-1)(F+I-W)) (Qi et al., "Zero bubble pipeline
-// parallelism", 2023); empty for others.
+// parallelism", 2023), with equal chunks and transfers that take no time. Empty for others and
+// where it does not hold: fewer micros than ranks with several chunks or a split backward, chunks
+// that ranks do not divide, placements that are not cyclic, W above F or I.
 std::optional<double> bubble_formula(std::string_view name, const ScheduleShape& shape,
                                      const Costs& costs);
 
-// The schedule as a picture: one row per pipeline rank, time to the right, at most `columns` wide.
+// The compute lanes as a picture: one row per pipeline rank, time to the right, no line wider than
+// `columns` (at least 24 are used), a legend below. UTF-8. Numbers are micro-batches, or
+// chunk.micro where there is room.
 std::string draw(const Timeline& timeline, int ranks, int columns);
 
 }  // namespace voltapile

@@ -1,6 +1,8 @@
 // Named device memory of one rank, laid out by the plan and allocated before the first step: a slot
-// per line of the plan's buffer pools, plus named single buffers. Nothing is allocated after it.
+// per line of the plan's buffer pools. Nothing is allocated after it.
 #pragma once
+#include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,17 +13,26 @@ namespace voltapile {
 
 class Arena {
  public:
+  // One allocation a pool; slots are 256-byte aligned. Error(does_not_fit) names the pool.
+  // `buffers` must outlive the Arena.
   Arena(Device& device, const BufferPlan& buffers);
-  // Memory of the slot that holds (value, chunk, micro); throws if the plan gave it none.
+  // The same memory under another phase's plan (evaluation), whose slots must be the same.
+  Arena(const Arena& memory, const BufferPlan& buffers);
+
+  // Memory of the slot that holds (value, chunk, micro); throws if the plan gave it none. Null
+  // where the slot has no bytes. Gradients reduced in place: `reduced` is the memory of
+  // `gradients`.
   std::byte* at(Value value, int chunk, int micro) const;
   // Throws if the plan gave it none.
   int slot(Value value, int chunk, int micro) const;
   size_t bytes() const;
 
  private:
+  using Pools = std::vector<std::vector<std::byte*>>;  // slots by Value
+
   const BufferPlan* plan_;
-  std::vector<std::vector<std::byte*>> slots_;  // by Value
-  std::vector<Buffer> storage_;                 // one per pool
+  std::shared_ptr<const Pools> slots_;
+  std::shared_ptr<const std::vector<Buffer>> storage_;  // one per pool
 };
 
 }  // namespace voltapile

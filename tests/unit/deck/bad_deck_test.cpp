@@ -149,7 +149,7 @@ TEST(BadDeck, WrongTypeSaysWhatIsAllowed) {
       {14, "[parallel]\nsequence = 1",
        "15:12: parallel.sequence = 1: must be true, false or \"auto\""},
       {14, "[run.walltime]\nhours = 3",
-       "14:2: run.walltime = {a table}: must be a time such as \"90s\", \"30m\" or \"71h30m\", up "
+       "14:1: run.walltime = {a table}: must be a time such as \"90s\", \"30m\" or \"71h30m\", up "
        "to "
        "\"366d\""},
       {4, "image = [32, 32, 3]",
@@ -297,7 +297,9 @@ TEST(BadDeck, RulesBetweenTwoKeys) {
        "give a number such as 1"},
       {14, "[optimizer]\nmin_lr = 1.0\nlr = 0.1",
        "15:10: optimizer.min_lr = 1.0: at most optimizer.lr = 0.1"},
-      {6, "dim = 66\nposition = \"sine2d\"\nqk_norm = true", "8:1: placeholder"},
+      {6, "dim = 66\nposition = \"sine2d\"\nqk_norm = true",
+       "7:12: model.position = \"sine2d\": \"sine2d\" needs model.dim = 66 to be a multiple of 4\n"
+       "deck:10:9: model.heads = 4: a divisor of model.dim = 66, for example 3"},
   });
 }
 
@@ -306,15 +308,18 @@ TEST(BadDeck, MalformedTextKeepsItsPlace) {
       {2, "steps 100", "2:7: `steps 100`: not valid TOML: key-value pair: expected '=', saw '1'"},
       {2, "steps =", "2:8: `steps =`: not valid TOML: key-value pair: expected value, saw '\\n'"},
       {2, "steps = 0100",
-       "2:13: `steps = 0100`: not valid TOML: decimal integer: leading zeroes are prohibited; text "
-       "needs quotes: steps = \"0100\""},
+       "2:13: `steps = 0100`: not valid TOML: decimal integer: leading zeroes are prohibited"},
       {13, "format = synthetic",
        "13:10: `format = synthetic`: not valid TOML: value: could not determine value type; text "
        "needs quotes: format = \"synthetic\""},
-      {13, "format = \"synthetic", "13:21: placeholder"},
-      {12, "[data", "12:6: placeholder"},
-      {14, "[&", "14:1: placeholder"},
-      {14, "mean = [0.5, 0.5\nflip = true", "15:1: placeholder"},
+      {13, "format = \"synthetic",
+       "13:20: `format = \"synthetic`: not valid TOML: string: unescaped control characters other "
+       "than TAB (U+0009) are explicitly prohibited; is a quote missing?"},
+      {12, "[data", "12:6: `[data`: not valid TOML: table header: expected ']', saw '\\n'"},
+      {14, "[&", "14:1: `[&`: not valid TOML: brackets, quotes or an operator out of place"},
+      {14, "mean = [0.5, 0.5\nflip = true",
+       "15:1: `flip = true`: not valid TOML: array: expected comma or closing ']', saw 'f'; is a "
+       "bracket or quote above it not closed?"},
       {14, "flip = true\nflip = false", "15:8: `flip = false`: given twice; keep one"},
       {14, "# caf\xC3\xA9",
        "14:6: byte 0xC3: a deck is plain ASCII text, comments too; write other letters in strings "
@@ -357,7 +362,18 @@ TEST(BadDeck, AllFaultsComeAtOnceInTheFilesOrder) {
       "[modle]\n"
       "[model]\nimage = 28\npatch = 4\ndim = 65\nheads = four\nclasses = 10\ndepth = 2\n"
       "[batch]\nglobal = 32\nglobal = 33\nmicro = 64\n";
-  EXPECT_EQ(message_of(text, {"optimizer.clip=-1"}), "placeholder");
+  EXPECT_EQ(
+      message_of(text, {"optimizer.clip=-1"}),
+      "deck:1:1: dim = 3: stands in no section; did you mean model.dim?\n"
+      "deck:1:1: data.format: required; \"synthetic\", \"idx\", \"folder\", \"tar\" or \"hdf5\"\n"
+      "deck:3:9: run.steps = -1: must be an integer of at least 1\n"
+      "deck:4:10: run.device = \"gpu\": must be \"cpu\" or \"cuda\"; did you mean \"cuda\"?\n"
+      "deck:5:2: [modle]: no such section; did you mean [model]?\n"
+      "deck:10:10: `heads = four`: not valid TOML: boolean: expected 'false', saw 'fo'; text needs "
+      "quotes: heads = \"four\"\n"
+      "deck:15:10: `global = 33`: given twice; keep one\n"
+      "deck:16:9: batch.micro = 64: at most batch.global = 32\n"
+      "--set: optimizer.clip = -1: must be a number from 0 to 1000000000");
 }
 
 }  // namespace voltapile

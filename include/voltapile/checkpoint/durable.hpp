@@ -1,0 +1,38 @@
+// Files that are there whole or not at all, and digests of their bytes. Faults of writing are
+// Error(failure), of reading Error(bad_data); both name the file and the system's cause.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+
+namespace voltapile {
+
+// Waits until the file's bytes, or the folder's entries, are on the disk.
+void sync_file(const std::filesystem::path& path);
+void sync_folder(const std::filesystem::path& path);
+
+// Writes a new file, or empties and rewrites one, and syncs it.
+void write_synced(const std::filesystem::path& path, std::span<const std::byte> bytes);
+
+// Replaces `path` by `bytes` in one step: written to <path>.partial, synced, renamed. Whoever has
+// the old file open keeps reading the old bytes.
+void publish_file(const std::filesystem::path& path, std::span<const std::byte> bytes);
+
+// Bytes that must be found in a file.
+struct Expected {
+  int64_t offset = 0;
+  std::span<const std::byte> bytes;
+};
+
+struct Digest {
+  int64_t bytes = 0;  // of the whole file
+  std::string hex;    // XXH3-128 of the bytes from `from` on, as `xxhsum -H2` prints it
+};
+// Reads the file once. `expected` is sorted by offset and does not overlap; Error(failure) when the
+// file holds something else there (a write that the system lost).
+Digest digest_file(const std::filesystem::path& path, int64_t from = 0,
+                   std::span<const Expected> expected = {});
+std::string digest_of(std::span<const std::byte> bytes);
+
+}  // namespace voltapile

@@ -1,0 +1,171 @@
+// HDF5 files through thin owning handles; the only module that includes hdf5.h.
+//
+// Every call is checked. A fault becomes one Error with the file's name and HDF5's own first cause:
+// bad_data for a file opened for reading, failure for one being written. HDF5 prints nothing.
+// Serial builds of HDF5 are not thread safe, so calls take turns on one process-wide mutex; handles
+// may be used from any thread. Files are written in a form that HDF5 1.8.0 (virtual datasets: 1.10)
+// and later read. Element types: f32, f64, u8, i32, i64, little-endian in the file.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "voltapile/base/dtype.hpp"
+#include "voltapile/base/error.hpp"
+#include "voltapile/base/tensor_view.hpp"
+
+namespace voltapile::h5 {
+
+// A block of a dataset: `count` elements of each dim from `start`.
+struct Box {
+  Shape start, count;
+};
+
+// Equally spaced runs of a flat sequence: `count` runs of `block` elements, `stride` apart, the
+// first at `offset`.
+struct Runs {
+  int64_t offset = 0, stride = 1, count = 1, block = 1;
+  int64_t elements() const { return count * block; }
+  int64_t end() const { return offset + (count - 1) * stride + block; }
+};
+
+// One part of a virtual dataset: the runs of a 1-D dataset, in order, fill the box in row-major
+// order.
+struct VirtualPart {
+  std::string file;     // relative to the folder of the file that holds the virtual dataset
+  std::string dataset;  // absolute path inside `file`
+  int64_t extent = 0;   // elements of the source dataset
+  Runs source;
+  Box box;
+};
+
+// A column of a table. Text columns hold `text_bytes` characters, padded with zeros.
+struct Field {
+  std::string name;
+  DType type = DType::i64;
+  size_t text_bytes = 0;  // > 0: text, and `type` is not looked at
+  size_t offset = 0;      // in a row
+};
+
+// Owns one HDF5 identifier; move-only. Destroying it closes it and swallows faults: whoever writes
+// calls File::close(), which does not.
+class Handle {
+ public:
+  Handle() = default;
+  explicit Handle(int64_t id) : id_(id) {}
+  Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, -1)) {}
+  Handle& operator=(Handle&& other) noexcept;
+  ~Handle();
+  int64_t id() const { return id_; }
+  int64_t release() { return std::exchange(id_, -1); }
+
+ private:
+  int64_t id_ = -1;
+};
+
+// What a file, a group and a dataset share: attributes, and a name for messages.
+class Object {
+ public:
+  // "runs/a/index.h5:/model"
+  const std::string& where() const { return where_; }
+
+  // A second value under the same name is an error. An integer reads as int64_t or uint64_t.
+  void set_attribute(const std::string& name, int64_t value);
+  void set_attribute(const std::string& name, uint64_t value);
+  void set_attribute(const std::string& name, double value);
+  void set_attribute(const std::string& name, std::string_view value);  // UTF-8
+  bool has_attribute(const std::string& name) const;
+  int64_t int_attribute(const std::string& name) const;
+  uint64_t uint_attribute(const std::string& name) const;
+  double double_attribute(const std::string& name) const;
+  std::string text_attribute(const std::string& name) const;
+
+ protected:
+  Object(Handle handle, std::string where, ExitCode code)
+      : handle_(std::move(handle)), where_(std::move(where)), code_(code) {}
+  Handle handle_;
+  std::string where_;
+  ExitCode code_;  // of a fault here
+};
+
+class Dataset : public Object {
+ public:
+  Shape shape() const;  // Error when it has more than Shape::kMaxDims dims
+  // Where a contiguous dataset's bytes lie in its file; -1 when it has no such place.
+  int64_t file_offset() const;
+  // All elements, row-major, in `type` (converted when the file has another type).
+  void write(const void* data, DType type);
+  void read(void* data, DType type) const;
+  // The elements of `box`, in row-major order, into the runs of the flat array `data`.
+  void read_box(const Box& box, void* data, DType type, const Runs& into) const;
+  void read_box(const Box& box, void* data, DType type) const;
+
+ private:
+  friend class Group;
+  using Object::Object;
+};
+
+class Group : public Object {
+ public:
+  Group create_group(const std::string& name);
+  Group open_group(const std::string& name) const;
+  bool exists(const std::string& name) const;  // a direct child
+  std::vector<std::string> names() const;      // of the children, sorted
+
+  // Contiguous, space allocated at once and not filled: every element must be written.
+  Dataset create_dataset(const std::string& name, DType type, const Shape& shape);
+  Dataset open_dataset(const std::string& name) const;
+  // f32; what no part covers, and what a missing source would give, reads as NaN.
+  Dataset create_virtual(const std::string& name, const Shape& shape,
+                         std::span<const VirtualPart> parts);
+  // A second name for an object of the same file: `target` is its absolute path.
+  void link(const std::string& name, const std::string& target);
+
+  // A 1-D dataset of records. Rows are `row_bytes` apart in `rows`. Reading takes the fields that
+  // are asked for, by name; Error when one is missing.
+  void write_table(const std::string& name, std::span<const Field> fields, size_t row_bytes,
+                   const void* rows, int64_t count);
+  int64_t table_rows(const std::string& name) const;
+  void read_table(const std::string& name, std::span<const Field> fields, size_t row_bytes,
+                  void* rows) const;
+
+ protected:
+  using Object::Object;
+
+ private:
+  std::string child(const std::string& name) const;
+  Dataset create(const std::string& name, const Handle& type, const Handle& space,
+                 const Handle& creation);
+};
+
+class File : public Group {
+ public:
+  File(File&&) = default;
+  File& operator=(File&&) = delete;
+  ~File();
+
+  static File open(const std::filesystem::path& path);    // for reading
+  static File create(const std::filesystem::path& path);  // empties what was there
+  // A file that lives in memory until close_image() hands over its bytes; `name` is for messages.
+  // The first `user_block` bytes (0, or a power of two from 512) are left to the caller, and zero.
+  static File create_in_memory(const std::filesystem::path& name, size_t user_block = 0);
+
+  // Closes and returns the file's bytes (create_in_memory only).
+  std::vector<std::byte> close_image();
+  // Closes, and reports what the destructor would swallow. HDF5 can miss a failed write of its own
+  // cached metadata here (seen with 1.10.8 on a full disk): read back what matters.
+  void close();
+
+ private:
+  using Group::Group;
+  struct Image;
+  std::shared_ptr<Image> image_;  // what a file in memory grows in
+};
+
+}  // namespace voltapile::h5

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, and trains a small Vision Transformer on Fashion-MNIST with four
+# ranks. Safe to run again: an unfinished run goes on, a finished one says so.
+set -euo pipefail
+
+if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
+  cat <<'END'
+usage: jobscripts/quickstart.sh [options of `voltapile train`]
+
+  --fresh                     start over in a new numbered folder under runs/
+  --set section.key=value     change the deck, for example --set run.seed=2
+
+Installs missing packages (apt; says which first), builds into build/, trains
+input_decks/quickstart.toml under mpirun and says what to try next.
+END
+  exit 0
+fi
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. jobscripts/setup.sh
+. jobscripts/env_workstation.sh
+
+deck=input_decks/quickstart.toml
+voltapile=build/src/voltapile
+
+# Without apt or root the libraries may be there all the same: Meson finds out.
+install_packages "${voltapile_packages[@]}" || say "Going on with what this machine has."
+configure build
+say "Building (minutes the first time, seconds later)"
+if ! ninja -C build src/voltapile >build/ninja.log 2>&1; then
+  cat build/ninja.log >&2
+  say "The build failed; the compiler's messages are above."
+  exit 1
+fi
+
+ranks=$("$voltapile" ranks "$deck")
+command="mpirun -n $ranks $voltapile train $deck"
+say "$command $*"
+code=0
+mpirun -n "$ranks" "$voltapile" train "$deck" "$@" || code=$?
+case $code in
+  0) ;;
+  75) say "Stopped early; the same command goes on from the checkpoint." ;;
+  *) say "Training ended with exit code $code (see: $voltapile --help)." ;;
+esac
+[ $code = 0 ] || exit $code
+
+run=""
+for folder in runs/quickstart runs/quickstart.*; do
+  if [ -z "$run" ] || [ "$folder/metrics.jsonl" -nt "$run/metrics.jsonl" ]; then run=$folder; fi
+done
+cat <<END
+
+Next:
+  $voltapile plan $deck                             mesh, schedule, memory; no MPI needed
+  $command --fresh --set parallel.schedule=gpipe
+  mpirun -n $ranks $voltapile eval $deck
+  $voltapile verify $run/checkpoints/latest
+  /usr/bin/python3 -c "import h5py; print(h5py.File('$run/metrics.h5')['train/loss'][-5:])"
+  . jobscripts/env_workstation.sh                   first, if mpirun refuses to start
+END

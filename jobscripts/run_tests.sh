@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, and runs every test: first the whole suite, then the unit and
+# thread suites under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer.
+# The last line counts individual test cases over all of it: `N passed, N failed`.
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+usage: jobscripts/run_tests.sh [--quick | --full]
+
+  --quick   no sanitizer builds
+  --full    every grid in full rather than a seeded sample (hours), figures into docs/RELIABILITY.md
+END
+}
+
+full=no sanitizers=yes
+for argument in "$@"; do
+  case $argument in
+    --full) full=yes ;;
+    --quick) sanitizers=no ;;
+    -h | --help) usage && exit 0 ;;
+    *) usage >&2 && exit 2 ;;
+  esac
+done
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. jobscripts/setup.sh
+. jobscripts/env_workstation.sh
+
+# A sanitizer that only prints would let a test pass. MPI keeps what it allocates until the end.
+export ASAN_OPTIONS=${ASAN_OPTIONS-detect_stack_use_after_return=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS-halt_on_error=1:print_stacktrace=1}
+export TSAN_OPTIONS=${TSAN_OPTIONS-halt_on_error=1:second_deadlock_stack=1}
+
+patience=5 # Meson's time limits are meant for a free core each
+if [ $full = yes ]; then
+  export VOLTAPILE_FULL=1
+  patience=100
+fi
+
+stages=()
+# run_stage NAME FOLDER "COMMAND PREFIX" "SUITES" [MESON OPTIONS]: configures the folder, builds what
+# the tests of these suites need (of all, if none is named) and runs them. Whatever goes wrong is
+# left to be read from the reports, so that every stage runs and counts.
+run_stage() {
+  local name=$1 folder=$2 prefix=$3 suites=$4 suite selection=()
+  shift 4
+  local reports=$PWD/$folder/test-reports
+  say "" "Testing: $name"
+  stages+=("$name=$reports")
+  for suite in $suites; do selection+=(--suite "$suite"); done
+  if ! configure "$folder" "$@"; then
+    mkdir -p "$reports"
+    echo "not configured" >"$reports/not_run"
+    return 0
+  fi
+  rm -rf "$reports"
+  mkdir -p "$reports"
+  meson test -C "$folder" --print-errorlogs --timeout-multiplier "$patience" "${selection[@]}" \
+    --wrapper "${prefix}sh '$PWD/tests/support/report_case.sh' '$reports'" || true
+  if [ -z "$(ls -A "$reports")" ]; then echo "not built" >"$reports/not_run"; fi
+}
+
+install_packages "${voltapile_packages[@]}" || say "Going on with what this machine has."
+run_stage release build "" ""
+if [ $sanitizers = yes ]; then
+  lean=(-Db_lundef=false -Dbuildtype=debugoptimized -Doptimization=1 -Donednn=disabled)
+  suites="unit conformance thread"
+  run_stage "address, undefined" build-asan "" "$suites" -Db_sanitize=address,undefined "${lean[@]}"
+  # g++ 12's ThreadSanitizer cannot start under the widest address randomisation of newer kernels.
+  fixed_addresses=""
+  if setarch -R true 2>/dev/null; then fixed_addresses="setarch -R "; fi
+  run_stage thread build-tsan "$fixed_addresses" "$suites" -Db_sanitize=thread "${lean[@]}"
+fi
+
+table=()
+if [ $full = yes ]; then table=(--markdown docs/RELIABILITY.md); fi
+/usr/bin/python3 tests/support/count_cases.py "${table[@]}" "${stages[@]}"

@@ -1,0 +1,68 @@
+# shellcheck shell=bash
+# Installs what the build and the tests need, and builds. Source it from bash, in the top folder;
+# run alone it installs and stops:  bash jobscripts/setup.sh
+
+voltapile_packages=(
+  g++ pkg-config meson ninja-build
+  libopenmpi-dev openmpi-bin libhdf5-dev zlib1g-dev libdnnl-dev
+  libeigen3-dev libtomlplusplus-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev
+  libgtest-dev python3-pytest python3-h5py
+  dataset-fashion-mnist
+)
+
+# One line for each argument.
+say() { printf "%s\n" "$@" >&2; }
+
+# install_packages NAME...: the packages of Debian 12 or Ubuntu 24.04 that are not installed yet.
+# Returns 1, having said what to do, when they cannot be installed from here.
+install_packages() {
+  local installed name missing=() as_root=()
+  if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+    say "No apt here, so nothing is installed. Needed, as modules or packages of this machine:" \
+      "a C++20 compiler, Meson 1.0, ninja, MPI, HDF5 (serial), Eigen 3.4, toml++ 3, spdlog, fmt," \
+      "CLI11, nlohmann-json, zlib, GoogleTest; oneDNN is optional. Python with h5py and pytest" \
+      "serves the tests, Fashion-MNIST (four gzipped IDX files) the quickstart."
+    return 1
+  fi
+  installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null || true)
+  for name in "$@"; do
+    grep -qxF "installed $name" <<<"$installed" || missing+=("$name")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+
+  local line="apt-get install --no-install-recommends ${missing[*]}"
+  if [ "$(id -u)" != 0 ]; then
+    # With no terminal to ask on, only a sudo that needs no password helps.
+    if command -v sudo >/dev/null && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
+      as_root=(sudo)
+    else
+      say "Missing packages, and no way to become root here. Ask for:" "" "  sudo $line" ""
+      return 1
+    fi
+  fi
+  say "Installing (apt, about 200 MB with what they depend on): ${missing[*]}"
+  local quiet=(env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0)
+  if ! "${as_root[@]}" "${quiet[@]}" update >&2 ||
+    ! "${as_root[@]}" "${quiet[@]}" install -y --no-install-recommends "${missing[@]}" >&2; then
+    say "The installation failed; its messages are above. By hand: sudo $line"
+    return 1
+  fi
+}
+
+# configure FOLDER [MESON OPTIONS]: once; ninja keeps it up to date from then on.
+configure() {
+  local folder=$1
+  shift
+  [ -f "$folder/build.ninja" ] && return 0
+  say "Configuring $folder"
+  if ! meson setup "$folder" "$@" >"$folder.log" 2>&1; then
+    cat "$folder.log" >&2
+    say "Configuring $folder failed: the last lines above name what is missing."
+    return 1
+  fi
+  mv "$folder.log" "$folder/setup.log"
+}
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+  install_packages "${voltapile_packages[@]}"
+fi

@@ -1,0 +1,168 @@
+#include "voltapile/checkpoint/durable.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "voltapile/base/error.hpp"
+
+namespace voltapile {
+namespace {
+
+[[noreturn]] void throw_errno(ExitCode code, const std::filesystem::path& path, const char* what) {
+  throw Error(code, format("{}: {}: {}", path.string(), what, std::strerror(errno)));
+}
+
+class Descriptor {
+ public:
+  Descriptor(const std::filesystem::path& path, int flags, ExitCode code, const char* what)
+      : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {
+    if (fd_ < 0) throw_errno(code, path, what);
+  }
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int fd() const { return fd_; }
+  // Some file systems report a lost write only here.
+  void close(const std::filesystem::path& path) {
+    if (::close(std::exchange(fd_, -1)) != 0) {
+      throw_errno(ExitCode::failure, path, "cannot close this file");
+    }
+  }
+
+ private:
+  int fd_;
+};
+
+void sync(const std::filesystem::path& path, int flags, const char* what) {
+  Descriptor file(path, flags, ExitCode::failure, what);
+  if (::fsync(file.fd()) != 0) throw_errno(ExitCode::failure, path, what);
+  file.close(path);
+}
+
+class Hash {
+ public:
+  Hash() : state_(XXH3_createState()) { XXH3_128bits_reset(state_); }
+  ~Hash() { XXH3_freeState(state_); }
+  Hash(const Hash&) = delete;
+  Hash& operator=(const Hash&) = delete;
+  void add(std::span<const std::byte> bytes) {
+    XXH3_128bits_update(state_, bytes.data(), bytes.size());
+  }
+  std::string hex() const {
+    const XXH128_hash_t hash = XXH3_128bits_digest(state_);
+    return format("{:016x}{:016x}", hash.high64, hash.low64);
+  }
+
+ private:
+  XXH3_state_t* state_;
+};
+
+// Takes blocks of a file in order and compares them with what must be there.
+class Comparison {
+ public:
+  Comparison(const std::filesystem::path& path, std::span<const Expected> expected)
+      : path_(path), expected_(expected) {}
+
+  void add(int64_t offset, std::span<const std::byte> block) {
+    const int64_t end = offset + static_cast<int64_t>(block.size());
+    for (; next_ < expected_.size(); ++next_) {
+      const Expected& e = expected_[next_];
+      const int64_t e_end = e.offset + static_cast<int64_t>(e.bytes.size());
+      const int64_t from = std::max(offset, e.offset), to = std::min(end, e_end);
+      if (from < to &&
+          std::memcmp(block.data() + (from - offset), e.bytes.data() + (from - e.offset),
+                      static_cast<size_t>(to - from)) != 0) {
+        fail(from);
+      }
+      if (e_end > end) return;
+    }
+  }
+  void finish(int64_t bytes) const {
+    if (next_ < expected_.size()) fail(bytes);
+  }
+
+ private:
+  [[noreturn]] void fail(int64_t at) const {
+    throw Error(ExitCode::failure,
+                format("{}: what was written did not reach the file (near byte {}); is the disk "
+                       "full?",
+                       path_.string(), at));
+  }
+  const std::filesystem::path& path_;
+  std::span<const Expected> expected_;
+  size_t next_ = 0;
+};
+
+}  // namespace
+
+void sync_file(const std::filesystem::path& path) {
+  sync(path, O_RDONLY, "cannot sync this file to the disk");
+}
+void sync_folder(const std::filesystem::path& path) {
+  sync(path, O_RDONLY | O_DIRECTORY, "cannot sync this folder to the disk");
+}
+
+void write_synced(const std::filesystem::path& path, std::span<const std::byte> bytes) {
+  const auto code = ExitCode::failure;
+  Descriptor file(path, O_WRONLY | O_CREAT | O_TRUNC, code, "cannot create this file");
+  while (!bytes.empty()) {
+    const ssize_t wrote = ::write(file.fd(), bytes.data(), bytes.size());
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) throw_errno(code, path, "cannot write");
+    bytes = bytes.subspan(static_cast<size_t>(wrote));
+  }
+  if (::fsync(file.fd()) != 0) throw_errno(code, path, "cannot sync this file to the disk");
+  file.close(path);
+}
+
+void publish_file(const std::filesystem::path& path, std::span<const std::byte> bytes) {
+  std::filesystem::path aside = path;
+  aside += ".partial";
+  write_synced(aside, bytes);
+  if (::rename(aside.c_str(), path.c_str()) != 0) {
+    throw_errno(ExitCode::failure, path, "cannot move the new file into place");
+  }
+}
+
+Digest digest_file(const std::filesystem::path& path, int64_t from,
+                   std::span<const Expected> expected) {
+  const auto code = ExitCode::bad_data;
+  const Descriptor file(path, O_RDONLY, code, "cannot open this file");
+  ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_SEQUENTIAL);
+  Hash hash;
+  Comparison comparison(path, expected);
+  constexpr size_t kBlock = size_t{4} << 20;
+  std::vector<std::byte> block(kBlock);
+  int64_t offset = 0;
+  while (true) {
+    const ssize_t got = ::read(file.fd(), block.data(), block.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_errno(code, path, "cannot read");
+    if (got == 0) break;
+    const std::span<const std::byte> read(block.data(), static_cast<size_t>(got));
+    comparison.add(offset, read);
+    const int64_t skip = std::clamp<int64_t>(from - offset, 0, got);
+    hash.add(read.subspan(static_cast<size_t>(skip)));
+    offset += got;
+  }
+  comparison.finish(offset);
+  return {offset, hash.hex()};
+}
+
+std::string digest_of(std::span<const std::byte> bytes) {
+  Hash hash;
+  hash.add(bytes);
+  return hash.hex();
+}
+
+}  // namespace voltapile

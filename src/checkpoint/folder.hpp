@@ -1,0 +1,28 @@
+// The names in a checkpoints folder, and the moves that keep every visible checkpoint whole.
+//
+//   step_00000100            a whole checkpoint
+//   step_00000100.partial    being written
+//   step_00000100.replaced   the same step's older checkpoint, while the newer one takes its name
+//   step_00000100.removed    being deleted
+//   latest                   symlink to a whole checkpoint
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace voltapile {
+
+std::string step_name(int64_t step);
+
+// Undoes what a killed run left: partial and removed folders go, a replaced one gets its name back
+// if the newer one did not take it.
+void tidy(const std::filesystem::path& checkpoints);
+
+// Gives step_N.partial its name and moves `latest` to it; synced.
+void publish_step(const std::filesystem::path& checkpoints, int64_t step);
+
+// Removes the checkpoints of the lowest steps until keep_last are left (0: none), but neither
+// `step` nor what `latest` names. A folder that cannot be removed is a warning.
+void prune(const std::filesystem::path& checkpoints, int64_t keep_last, int64_t step);
+
+}  // namespace voltapile

@@ -1,0 +1,239 @@
+#include "index.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <map>
+
+#include <sys/resource.h>
+
+#include "voltapile/checkpoint/durable.hpp"
+
+#include "mapping.hpp"
+
+namespace voltapile {
+namespace {
+
+constexpr size_t kTextBytes = 512;
+
+struct ShardRow {
+  char file[32];
+  int64_t bytes;
+  char digest[40];
+};
+const std::vector<h5::Field>& shard_fields() {
+  static const std::vector<h5::Field> fields = {
+      {"file", DType::u8, sizeof(ShardRow::file), offsetof(ShardRow, file)},
+      {"bytes", DType::i64, 0, offsetof(ShardRow, bytes)},
+      {"digest", DType::u8, sizeof(ShardRow::digest), offsetof(ShardRow, digest)}};
+  return fields;
+}
+
+// The whole text block: any flipped bit in it shows.
+std::string text_block(int64_t bytes, const std::string& digest) {
+  std::string text = format(
+      "voltapile checkpoint index. An HDF5 file follows these {} bytes of text.\n"
+      "bytes {}\nxxh3-128 of the rest {}\n",
+      kTextBytes, bytes, digest);
+  text.resize(kTextBytes, '\0');
+  return text;
+}
+
+struct Source {
+  const ShardReport* shard;
+  const StoredPiece* piece;
+};
+
+bool overlap(const h5::Box& a, const h5::Box& b) {
+  for (int dim = 0; dim < a.start.dims(); ++dim) {
+    if (a.start[dim] >= b.start[dim] + b.count[dim] || b.start[dim] >= a.start[dim] + a.count[dim])
+      return false;
+  }
+  return true;
+}
+
+void check_covered_once(const Parameter& parameter, std::vector<h5::Box> boxes) {
+  int64_t covered = 0;
+  for (const h5::Box& box : boxes) covered += box.count.elements();
+  bool twice = false;
+  std::sort(boxes.begin(), boxes.end(),
+            [](const h5::Box& a, const h5::Box& b) { return a.start[0] < b.start[0]; });
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    const int64_t end = boxes[i].start[0] + boxes[i].count[0];
+    for (size_t j = i + 1; j < boxes.size() && boxes[j].start[0] < end; ++j) {
+      twice = twice || overlap(boxes[i], boxes[j]);
+    }
+  }
+  VP_CHECK(!twice && covered == parameter.shape.elements(),
+           "{} {}: the ranks' pieces hold {} of its {} elements{}", parameter.name,
+           parameter.shape.text(), covered, parameter.shape.elements(),
+           twice ? ", some of them twice" : "");
+}
+
+void write_tensor(const Parameter& parameter, const std::vector<Source>& sources, h5::Group& model,
+                  h5::Group& m, h5::Group& v) {
+  std::vector<h5::VirtualPart> parts;
+  std::vector<h5::Box> boxes;
+  for (const auto& [shard, piece] : sources) {
+    for (const Mapping& mapping :
+         map_piece(parameter, shard->owner.tp, shard->owner.tp_rank, piece->begin, piece->end)) {
+      parts.push_back({shard->file, "/master/" + parameter.name, piece->end - piece->begin,
+                       mapping.piece, mapping.whole});
+      boxes.push_back(mapping.whole);
+    }
+  }
+  check_covered_once(parameter, std::move(boxes));
+  model.create_virtual(parameter.name, parameter.shape, parts);
+  for (auto* group : {&m, &v}) {
+    for (h5::VirtualPart& part : parts) {
+      part.dataset = (group == &m ? "/m/" : "/v/") + parameter.name;
+    }
+    group->create_virtual(parameter.name, parameter.shape, parts);
+  }
+}
+
+void write_state(h5::File& file, const RunState& state) {
+  file.set_attribute("format_version", kFormatVersion);
+  file.set_attribute("step", state.step);
+  file.set_attribute("samples", state.samples);
+  file.set_attribute("seed", state.seed);
+  file.set_attribute("loss_scale", state.loss_scale);
+  file.set_attribute("good_steps", state.good_steps);
+  file.set_attribute("adam_step", state.adam_step);
+  file.set_attribute("skipped_steps", state.skipped_steps);
+  file.set_attribute("deck", std::string_view(state.deck));
+}
+
+RunState read_state(const h5::File& file) {
+  RunState state;
+  state.step = file.int_attribute("step");
+  state.samples = file.int_attribute("samples");
+  state.seed = file.uint_attribute("seed");
+  state.loss_scale = file.double_attribute("loss_scale");
+  state.good_steps = file.int_attribute("good_steps");
+  state.adam_step = file.int_attribute("adam_step");
+  state.skipped_steps = file.int_attribute("skipped_steps");
+  state.deck = file.text_attribute("deck");
+  return state;
+}
+
+void write_shards(h5::File& file, const std::vector<ShardReport>& reports) {
+  std::vector<ShardRow> rows(reports.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = {};
+    VP_CHECK(reports[i].file.size() <= sizeof(ShardRow::file) &&
+                 reports[i].digest.size() <= sizeof(ShardRow::digest),
+             "{} {}", reports[i].file, reports[i].digest);
+    std::memcpy(rows[i].file, reports[i].file.data(), reports[i].file.size());
+    std::memcpy(rows[i].digest, reports[i].digest.data(), reports[i].digest.size());
+    rows[i].bytes = reports[i].bytes;
+  }
+  file.write_table("shards", shard_fields(), sizeof(ShardRow), rows.data(),
+                   static_cast<int64_t>(rows.size()));
+}
+
+std::vector<ShardEntry> read_shards(const h5::File& file) {
+  std::vector<ShardRow> rows(static_cast<size_t>(file.table_rows("shards")));
+  file.read_table("shards", shard_fields(), sizeof(ShardRow), rows.data());
+  std::vector<ShardEntry> shards;
+  for (const ShardRow& row : rows) {
+    shards.push_back({std::string(row.file, strnlen(row.file, sizeof row.file)), row.bytes,
+                      std::string(row.digest, strnlen(row.digest, sizeof row.digest))});
+  }
+  return shards;
+}
+
+void check_text(const std::filesystem::path& path) {
+  const Digest digest = digest_file(path, kTextBytes);
+  std::string text(kTextBytes, '\0');
+  std::ifstream(path, std::ios::binary).read(text.data(), kTextBytes);
+  if (text != text_block(digest.bytes, digest.hex)) {
+    throw Error(ExitCode::bad_data,
+                format("{}: damaged: its {} bytes have another digest than their first line says; "
+                       "use another checkpoint",
+                       path.string(), digest.bytes));
+  }
+}
+
+}  // namespace
+
+void write_index(const std::filesystem::path& folder, const RunState& state,
+                 const std::vector<Parameter>& model, const std::vector<ShardReport>& reports) {
+  std::map<std::string, std::vector<Source>> sources;
+  for (const ShardReport& shard : reports) {
+    for (const StoredPiece& piece : shard.pieces) sources[piece.name].push_back({&shard, &piece});
+  }
+  const std::filesystem::path path = folder / kIndexName;
+  h5::File file = h5::File::create_in_memory(path, kTextBytes);
+  write_state(file, state);
+  write_shards(file, reports);
+  {
+    h5::Group tensors = file.create_group("model");
+    h5::Group optimizer = file.create_group("optimizer");
+    h5::Group master = optimizer.create_group("master");
+    h5::Group m = optimizer.create_group("m");
+    h5::Group v = optimizer.create_group("v");
+    for (const Parameter& parameter : model) {
+      write_tensor(parameter, sources[parameter.name], tensors, m, v);
+      master.link(parameter.name, "/model/" + parameter.name);
+    }
+    VP_CHECK(sources.size() == model.size(), "pieces of {} tensors for a model of {}",
+             sources.size(), model.size());
+  }
+  std::vector<std::byte> image = file.close_image();
+  const std::string text = text_block(static_cast<int64_t>(image.size()),
+                                      digest_of(std::span(image).subspan(kTextBytes)));
+  std::memcpy(image.data(), text.data(), kTextBytes);
+  write_synced(path, image);
+}
+
+Index open_index(const std::filesystem::path& checkpoint) {
+  const auto code = ExitCode::bad_data;
+  const std::filesystem::path path = checkpoint / kIndexName;
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) {
+    throw Error(code,
+                format("{}: this is no checkpoint: it has no {}", checkpoint.string(), kIndexName));
+  }
+  check_text(path);
+  h5::File file = h5::File::open(path);
+  const int64_t version = file.int_attribute("format_version");
+  if (version != kFormatVersion) {
+    throw Error(code, format("{}: format version {}; this program reads {}", path.string(), version,
+                             kFormatVersion));
+  }
+  RunState state = read_state(file);
+  std::vector<ShardEntry> shards = read_shards(file);
+  return {std::move(file), path, std::move(state), std::move(shards)};
+}
+
+h5::Group open_state(const Index& index, const std::string& state) {
+  return state == "master" ? index.file.open_group("model")
+                           : index.file.open_group("optimizer").open_group(state);
+}
+
+std::string size_fault(const std::filesystem::path& checkpoint, const ShardEntry& shard) {
+  const std::filesystem::path path = checkpoint / shard.file;
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return path.string() + ": missing";
+  const auto bytes = static_cast<int64_t>(std::filesystem::file_size(path, error));
+  if (error) return format("{}: {}", path.string(), error.message());
+  if (bytes != shard.bytes) {
+    return format("{}: {} bytes instead of {}", path.string(), bytes, shard.bytes);
+  }
+  return "";
+}
+
+std::string allow_open_files(size_t shards) {
+  constexpr rlim_t kOthers = 64;
+  const rlim_t wanted = static_cast<rlim_t>(shards) + kOthers;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return "";
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur >= wanted) return "";
+  return format("; the limit of {} open files may be too low for {} shards (ulimit -n {})",
+                limit.rlim_cur, shards, wanted);
+}
+
+}  // namespace voltapile

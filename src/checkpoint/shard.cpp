@@ -1,0 +1,122 @@
+#include "shard.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include <nlohmann/json.hpp>
+
+#include "voltapile/checkpoint/durable.hpp"
+#include "voltapile/h5/h5.hpp"
+
+#include "mapping.hpp"
+
+namespace voltapile {
+namespace {
+
+struct State {
+  const char* group;
+  TensorView Piece::*view;
+};
+constexpr std::array<State, 3> kStates = {
+    {{"master", &Piece::master}, {"m", &Piece::m}, {"v", &Piece::v}}};
+
+std::span<const float> stored_values(const Piece& piece, const State& state, int64_t extent) {
+  const TensorView& view = piece.*state.view;
+  VP_CHECK(view && view.elements() == piece.end - piece.begin, "{}: {} holds {} for {}:{}",
+           piece.parameter->name, state.group, view.shape.text(), piece.begin, piece.end);
+  const std::span<const float> values(view.as<float>(), static_cast<size_t>(extent));
+  const auto nan =
+      std::find_if(values.begin(), values.end(), [](float x) { return std::isnan(x); });
+  if (nan != values.end()) {
+    throw Error(ExitCode::failure,
+                format("{} of {} is not a number (element {} of the local tensor): training has "
+                       "diverged, so this checkpoint is not written; the one before stays",
+                       state.group, piece.parameter->name, piece.begin + (nan - values.begin())));
+  }
+  return values;
+}
+
+struct Written {
+  std::string group, name;
+  int64_t offset = 0;
+  std::span<const float> values;
+};
+
+// HDF5 can lose its own metadata on a full disk without a word (PITFALLS: flush and close returned
+// success), so the closed file is opened again and compared with what it must hold.
+Digest read_back(const std::filesystem::path& path, std::vector<Written>& written) {
+  {
+    const h5::File file = h5::File::open(path);
+    for (const Written& w : written) {
+      const h5::Dataset dataset = file.open_group(w.group).open_dataset(w.name);
+      if (dataset.file_offset() != w.offset ||
+          dataset.shape() != Shape{static_cast<int64_t>(w.values.size())}) {
+        throw Error(ExitCode::failure, dataset.where() + ": this is not what was written");
+      }
+    }
+  }
+  std::sort(written.begin(), written.end(),
+            [](const Written& a, const Written& b) { return a.offset < b.offset; });
+  std::vector<Expected> expected;
+  for (const Written& w : written) expected.push_back({w.offset, std::as_bytes(w.values)});
+  return digest_file(path, 0, expected);
+}
+
+}  // namespace
+
+ShardReport write_shard(const std::filesystem::path& folder, int rank, int64_t step,
+                        const PieceOwner& owner, const std::vector<Piece>& pieces) {
+  ShardReport report;
+  report.file = format("shard_{:05d}.h5", rank);
+  report.owner = owner;
+  const std::filesystem::path path = folder / report.file;
+  std::vector<Written> written;
+
+  h5::File file = h5::File::create(path);
+  file.set_attribute("step", step);
+  file.set_attribute("rank", int64_t{rank});
+  for (const State& state : kStates) file.create_group(state.group);
+  for (const Piece& piece : pieces) {
+    const auto mappings =
+        map_piece(*piece.parameter, owner.tp, owner.tp_rank, piece.begin, piece.end);
+    const int64_t extent = mapped_extent(mappings);
+    if (extent == 0) continue;
+    report.pieces.push_back({piece.parameter->name, piece.begin, piece.begin + extent});
+    for (const State& state : kStates) {
+      const auto values = stored_values(piece, state, extent);
+      h5::Dataset dataset = file.open_group(state.group)
+                                .create_dataset(piece.parameter->name, DType::f32, Shape{extent});
+      dataset.write(values.data(), DType::f32);
+      written.push_back({state.group, piece.parameter->name, dataset.file_offset(), values});
+    }
+  }
+  file.close();
+  sync_file(path);
+  const Digest digest = read_back(path, written);
+  report.bytes = digest.bytes;
+  report.digest = digest.hex;
+  return report;
+}
+
+std::string to_text(const ShardReport& report) {
+  nlohmann::json pieces = nlohmann::json::array();
+  for (const StoredPiece& p : report.pieces) pieces.push_back({p.name, p.begin, p.end});
+  return nlohmann::json{
+      {"file", report.file},   {"bytes", report.bytes},           {"digest", report.digest},
+      {"tp", report.owner.tp}, {"tp_rank", report.owner.tp_rank}, {"pieces", pieces}}
+      .dump();
+}
+
+ShardReport shard_report(const std::string& text) {
+  const auto json = nlohmann::json::parse(text);
+  ShardReport report;
+  report.file = json.at("file");
+  report.bytes = json.at("bytes");
+  report.digest = json.at("digest");
+  report.owner = {json.at("tp"), json.at("tp_rank")};
+  for (const auto& p : json.at("pieces")) report.pieces.push_back({p.at(0), p.at(1), p.at(2)});
+  return report;
+}
+
+}  // namespace voltapile

@@ -1,0 +1,31 @@
+// One rank's file, and what the others must know about it.
+#pragma once
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "voltapile/checkpoint/checkpoint.hpp"
+
+namespace voltapile {
+
+struct StoredPiece {
+  std::string name;
+  int64_t begin = 0, end = 0;  // of the flattened local tensor, trailing padding left out
+};
+struct ShardReport {
+  std::string file;
+  int64_t bytes = 0;
+  std::string digest;
+  PieceOwner owner;
+  std::vector<StoredPiece> pieces;
+};
+
+// Writes /master, /m and /v, one flat dataset a piece, and syncs the file. Error(failure) when a
+// write did not reach the file, or a value is NaN: NaN is what tells an absent element.
+ShardReport write_shard(const std::filesystem::path& folder, int rank, int64_t step,
+                        const PieceOwner& owner, const std::vector<Piece>& pieces);
+
+std::string to_text(const ShardReport& report);
+ShardReport shard_report(const std::string& text);
+
+}  // namespace voltapile

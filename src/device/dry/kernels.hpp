@@ -1,0 +1,84 @@
+// Kernels that check their operands and count.
+#pragma once
+#include <initializer_list>
+#include <string_view>
+
+#include "voltapile/device/dry.hpp"
+#include "voltapile/device/kernels.hpp"
+
+namespace voltapile::dry {
+
+class DryKernels final : public Kernels {
+ public:
+  explicit DryKernels(DryCounters& counters) : counters_(counters) {}
+
+  void fill(TensorView t, double value, Stream&) override;
+  void cast(TensorView from, TensorView to, Stream&) override;
+  void add(TensorView a, TensorView b, TensorView out, Stream&) override;
+  void linear(TensorView x, TensorView w, TensorView b, TensorView y, Stream&) override;
+  void linear_gelu(TensorView x, TensorView w, TensorView b, TensorView pre, TensorView y,
+                   Stream&) override;
+  void linear_backward_input(TensorView dy, TensorView w, TensorView dx, Stream&) override;
+  void linear_backward_input_gelu(TensorView dy, TensorView w, TensorView pre, TensorView dpre,
+                                  Stream&) override;
+  void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView db,
+                              Stream&) override;
+  void gelu(TensorView pre, TensorView y, Stream&) override;
+  void layer_norm(TensorView x, TensorView gamma, TensorView beta, double eps, TensorView y,
+                  TensorView mean, TensorView rstd, Stream&) override;
+  void layer_norm_backward(TensorView dy, TensorView x, TensorView gamma, TensorView mean,
+                           TensorView rstd, TensorView residual, TensorView dx, TensorView dgamma,
+                           TensorView dbeta, Stream&) override;
+  void layer_norm_apply(TensorView x, TensorView gamma, TensorView beta, TensorView mean,
+                        TensorView rstd, TensorView y, Stream&) override;
+  void residual(TensorView x, TensorView branch, TensorView bias, TensorView scale,
+                const DropPath& drop, TensorView y, Stream&) override;
+  void residual_layer_norm(TensorView x, TensorView branch, TensorView bias, TensorView scale,
+                           const DropPath& drop, TensorView gamma, TensorView beta, double eps,
+                           TensorView y, TensorView h, TensorView mean, TensorView rstd,
+                           Stream&) override;
+  void residual_backward(TensorView dy, TensorView branch, TensorView bias, TensorView scale,
+                         const DropPath& drop, TensorView dbranch, TensorView dbias,
+                         TensorView dscale, Stream&) override;
+  void attention(TensorView qkv, TensorView out, TensorView lse, Stream&) override;
+  void attention_backward(TensorView dout, TensorView qkv, TensorView out, TensorView lse,
+                          TensorView dqkv, Stream&) override;
+  void qk_norm(TensorView qkv, TensorView gamma_q, TensorView beta_q, TensorView gamma_k,
+               TensorView beta_k, double eps, TensorView out, TensorView stats, Stream&) override;
+  void qk_norm_backward(TensorView dout, TensorView qkv, TensorView gamma_q, TensorView gamma_k,
+                        TensorView stats, TensorView dqkv, TensorView dgamma_q, TensorView dbeta_q,
+                        TensorView dgamma_k, TensorView dbeta_k, Stream&) override;
+  void patchify(TensorView pictures, std::span<const double> mean, std::span<const double> std,
+                int64_t patch_height, int64_t patch_width, TensorView patches, Stream&) override;
+  void add_position(TensorView tokens, TensorView class_token, TensorView position, TensorView out,
+                    Stream&) override;
+  void add_position_backward(TensorView dout, TensorView dtokens, TensorView dclass,
+                             TensorView dposition, Stream&) override;
+  void pool(TensorView x, bool mean, TensorView pooled, Stream&) override;
+  void pool_backward(TensorView dpooled, bool mean, TensorView dx, Stream&) override;
+  void logits_max(TensorView logits, int64_t first_class, int64_t classes, TensorView max,
+                  Stream&) override;
+  void cross_entropy_sums(TensorView logits, int64_t first_class, const Targets&, TensorView max,
+                          TensorView sums, Stream&) override;
+  void cross_entropy_loss(TensorView sums, int64_t valid, TensorView total, Stream&) override;
+  void cross_entropy_backward(TensorView logits, int64_t first_class, const Targets&,
+                              TensorView max, TensorView sums, double factor,
+                              const StepState* state, TensorView dlogits, Stream&) override;
+  void count_before_label(TensorView logits, int64_t first_class, const Targets&, TensorView max,
+                          TensorView sums, TensorView rank, Stream&) override;
+  void count_correct(TensorView rank, int64_t valid, TensorView totals, Stream&) override;
+  void sum_squares(TensorView gradients, std::span<const NormPiece> pieces, TensorView slots,
+                   TensorView first_bad, Stream&) override;
+  void finish_norm(TensorView slots, TensorView first_bad, const NormRules&, StepState* state,
+                   StepState* next, Stream&) override;
+  void adamw(TensorView gradients, TensorView master, TensorView m, TensorView v,
+             TensorView weights, std::span<const Range> decayed, const AdamW&,
+             const StepState* state, Stream&) override;
+
+ private:
+  void count(const char* operation, double flops, std::initializer_list<TensorView> operands);
+
+  DryCounters& counters_;
+};
+
+}  // namespace voltapile::dry

@@ -1,0 +1,235 @@
+// voltapile: the command line. Parses it, calls the modules, prints errors once and returns
+// DESIGN's exit codes.
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+
+#include <CLI/CLI.hpp>
+
+#include "voltapile/base/error.hpp"
+#include "voltapile/base/log.hpp"
+#include "voltapile/base/units.hpp"
+#include "voltapile/base/version.hpp"
+#include "voltapile/checkpoint/checkpoint.hpp"
+#include "voltapile/comm/mpi.hpp"
+#include "voltapile/deck/parse.hpp"
+#include "voltapile/forecast/fit.hpp"
+#include "voltapile/forecast/forecast.hpp"
+#include "voltapile/trace/describe.hpp"
+#include "voltapile/train/run_folder.hpp"
+#include "voltapile/train/stop_request.hpp"
+#include "voltapile/train/trainer.hpp"
+
+namespace voltapile {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Arguments {
+  std::string deck, folder, checkpoint;
+  std::vector<std::string> overrides;
+  bool fresh = false;
+};
+
+constexpr const char* kExamples = R"(
+A first run:     jobscripts/quickstart.sh
+Look before:     voltapile plan input_decks/quickstart.toml
+Train:           mpirun -n $(voltapile ranks DECK) voltapile train DECK
+Change one key:  voltapile plan DECK --set parallel.tensor=2 --set batch.micro=4
+Go on:           the same train command continues an unfinished run from its last checkpoint
+
+A deck is a TOML file; input_decks/README.md explains every key. A run lives in runs/<name>/.
+
+Exit codes: 0 done | 2 the deck or the command line is wrong | 3 it will not fit in memory
+            4 bad data or checkpoint | 5 a rank or a device failed
+            75 stopped early on purpose after a checkpoint: submit the same command again)";
+
+// Everything that can be told before MPI and devices are touched.
+Plan checked_plan(const Deck& deck, int world_size) {
+  Plan plan = make_plan(deck, world_size);
+  const std::vector<std::string> missing = not_trainable(plan);
+  if (!missing.empty()) throw Error(ExitCode::bad_input, join(missing, "\n"));
+  require_fit(plan);
+  return plan;
+}
+
+ExitCode show_plan(const Arguments& arguments) {
+  const Plan plan = make_plan(load_deck(arguments.deck, arguments.overrides));
+  std::cout << describe(plan);
+  const std::vector<std::string> missing = not_trainable(plan);
+  if (!missing.empty()) {
+    std::cout << "\nThis version plans this deck but cannot train it:\n";
+    for (const std::string& line : missing) std::cout << "  " << line << "\n";
+  }
+  std::cout.flush();
+  require_fit(plan);
+  return ExitCode::done;
+}
+
+ExitCode show_ranks(const Arguments& arguments) {
+  std::cout << ranks_of(load_deck(arguments.deck, arguments.overrides)) << "\n";
+  return ExitCode::done;
+}
+
+ExitCode verify(const Arguments& arguments) {
+  fs::path folder = arguments.folder;
+  // A run folder stands for its latest checkpoint.
+  if (const auto latest = latest_checkpoint(folder / "checkpoints")) folder = *latest;
+  else if (const auto inside = latest_checkpoint(folder)) folder = *inside;
+  const Verification found = verify_checkpoint(folder);
+  if (!found.faults.empty()) {
+    throw Error(ExitCode::bad_data,
+                format("{} is damaged:\n  {}", folder.string(), join(found.faults, "\n  ")));
+  }
+  std::cout << format("{}: good. {} tensors in {} shards, {}.\n", folder.string(), found.tensors,
+                      found.shards, show_bytes(static_cast<double>(found.bytes)));
+  return ExitCode::done;
+}
+
+void print_summary(const std::string& deck_path, const TrainSummary& summary) {
+  const auto row = [](const std::string& name, const std::string& text) {
+    log::info(format("  {:<14}{}", name, text));
+  };
+  log::info("");
+  if (summary.was_finished) {
+    log::info(
+        format("{} is finished: {} steps. Raise run.steps or run.epochs to go on, or start over "
+               "with --fresh.",
+               summary.run_dir, summary.steps));
+    return;
+  }
+  if (summary.code == ExitCode::stopped_early) {
+    log::info(
+        format("stopped early after step {}; a checkpoint was saved. The same command continues.",
+               summary.steps));
+  }
+  if (summary.evaluation) {
+    row("test accuracy",
+        format("{:.2f} % top-1, {:.2f} % top-5 of {} pictures", 100 * summary.evaluation->top1,
+               100 * summary.evaluation->top5, show_grouped(summary.evaluation->samples)));
+    row("test loss", format("{:.4f}", summary.evaluation->loss));
+  }
+  row("training", format("{} steps, loss {:.4f}, {} in this session", show_grouped(summary.steps),
+                         summary.loss, show_seconds(summary.seconds)));
+  bool first = true;
+  for (const std::string& line : describe(summary.timers, summary.seconds)) {
+    row(first ? "rank 0's time" : "", line);
+    first = false;
+  }
+  row("run folder", summary.run_dir);
+  log::info(
+      format("\nNext:\n  voltapile eval {0}\n  voltapile verify {1}\n"
+             "  python3 -c \"import h5py; print(h5py.File('{1}/metrics.h5')['train/loss'][-5:])\"",
+             deck_path, summary.run_dir));
+}
+
+ExitCode run_training(const Arguments& arguments, MpiSession& session) {
+  const Deck deck = load_deck(arguments.deck, arguments.overrides);
+  checked_plan(deck, session.size());
+  catch_stop_signals();
+  const TrainSummary summary = train(deck, session.world(), {.fresh = arguments.fresh});
+  if (session.rank() == 0) print_summary(arguments.deck, summary);
+  return summary.code;
+}
+
+ExitCode run_evaluation(const Arguments& arguments, MpiSession& session) {
+  const Deck deck = load_deck(arguments.deck, arguments.overrides);
+  checked_plan(deck, session.size());
+  fs::path checkpoint = arguments.checkpoint;
+  if (checkpoint.empty()) checkpoint = newest_run_folder(deck);
+  if (const auto latest = latest_checkpoint(checkpoint / "checkpoints")) checkpoint = *latest;
+  else if (const auto inside = latest_checkpoint(checkpoint)) checkpoint = *inside;
+  if (!fs::exists(checkpoint / "index.h5")) {
+    throw Error(ExitCode::bad_data,
+                format("no checkpoint in {}: train first, or name one with --checkpoint DIR",
+                       checkpoint.string()));
+  }
+  const EvalRecord record = evaluate(deck, session.world(), checkpoint.string());
+  log::info(format("{}: step {}, test loss {:.4f}, top-1 {:.2f} %, top-5 {:.2f} % of {} pictures",
+                   checkpoint.string(), record.step, record.loss, 100 * record.top1,
+                   100 * record.top5, show_grouped(record.samples)));
+  return ExitCode::done;
+}
+
+int as_int(ExitCode code) { return static_cast<int>(code); }
+
+// Runs a command that needs ranks. An error that all ranks share is printed by rank 0; any other
+// ends the job.
+int run_with_mpi(int argc, char** argv, const std::function<ExitCode(MpiSession&)>& command) {
+  MpiSession session(&argc, &argv);
+  log::set_rank(session.rank());
+  const auto share = [&](const Error& error) {
+    if (session.rank() == 0) log::error(error.what());
+    // Nobody leaves with a failure before rank 0 has spoken: the first exit ends the job.
+    session.world()->barrier();
+    return as_int(error.code());
+  };
+  try {
+    return as_int(command(session));
+  } catch (const SharedError& error) { return share(error); } catch (const Error& error) {
+    if (error.code() == ExitCode::bad_input || error.code() == ExitCode::does_not_fit)
+      return share(error);
+    log::error(error.what());
+    session.abort(as_int(error.code()));
+  } catch (const std::exception& error) {
+    log::error(error.what());
+    session.abort(as_int(ExitCode::failure));
+  }
+}
+
+int run(int argc, char** argv) {
+  CLI::App app(
+      "voltapile trains Vision Transformers too large for the GPUs at hand: pipeline x data x "
+      "tensor\n"
+      "parallel, planned to the byte before it starts.");
+  app.footer(kExamples);
+  app.set_version_flag("--version", kVersion);
+  app.require_subcommand(1);
+  Arguments arguments;
+  const auto with_deck = [&](CLI::App* command) {
+    command->add_option("deck", arguments.deck, "the input deck (TOML)")->required();
+    command->add_option("--set", arguments.overrides,
+                        "section.key=value: overrides one key; may be repeated");
+    return command;
+  };
+  CLI::App* train =
+      with_deck(app.add_subcommand("train", "train, or continue an unfinished run (under mpirun)"));
+  train->add_flag("--fresh", arguments.fresh, "start over in a new numbered folder");
+  CLI::App* eval = with_deck(
+      app.add_subcommand("eval", "evaluate a checkpoint on the test part (under mpirun)"));
+  eval->add_option("--checkpoint", arguments.checkpoint,
+                   "a step folder or a run folder; default: the run's latest");
+  CLI::App* plan = with_deck(
+      app.add_subcommand("plan", "show mesh, chunks, schedule, memory and cost; runs nothing"));
+  CLI::App* ranks = with_deck(app.add_subcommand("ranks", "print how many ranks the deck needs"));
+  CLI::App* check =
+      app.add_subcommand("verify", "prove that a checkpoint is whole, or say what is wrong");
+  check->add_option("folder", arguments.folder, "a step folder, or a run folder (its latest)")
+      ->required();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : as_int(ExitCode::bad_input);
+  }
+  if (train->parsed())
+    return run_with_mpi(argc, argv, [&](MpiSession& s) { return run_training(arguments, s); });
+  if (eval->parsed())
+    return run_with_mpi(argc, argv, [&](MpiSession& s) { return run_evaluation(arguments, s); });
+  try {
+    if (plan->parsed()) return as_int(show_plan(arguments));
+    if (ranks->parsed()) return as_int(show_ranks(arguments));
+    return as_int(verify(arguments));
+  } catch (const Error& error) {
+    log::error(error.what());
+    return as_int(error.code());
+  } catch (const std::exception& error) {
+    log::error(error.what());
+    return as_int(ExitCode::failure);
+  }
+}
+
+}  // namespace
+}  // namespace voltapile
+
+int main(int argc, char** argv) { return voltapile::run(argc, argv); }

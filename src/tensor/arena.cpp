@@ -1,0 +1,62 @@
+#include "voltapile/tensor/arena.hpp"
+
+#include "voltapile/base/error.hpp"
+
+namespace voltapile {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+Arena::Arena(Device& device, const BufferPlan& buffers) : plan_(&buffers) {
+  Pools pools;
+  std::vector<Buffer> storage;
+  for (const ValuePool& pool : buffers.pools) {
+    size_t bytes = 0;
+    for (size_t slot : pool.slot_bytes) bytes += aligned(slot);
+    std::byte* next = nullptr;
+    if (bytes > 0) {
+      storage.push_back(device.allocate(bytes, name_of(pool.value)));
+      next = storage.back().data();
+    }
+    std::vector<std::byte*> slots;
+    for (size_t slot : pool.slot_bytes) {
+      slots.push_back(slot == 0 ? nullptr : next);
+      if (slot > 0) next += aligned(slot);
+    }
+    pools.push_back(std::move(slots));
+  }
+  slots_ = std::make_shared<const Pools>(std::move(pools));
+  storage_ = std::make_shared<const std::vector<Buffer>>(std::move(storage));
+}
+
+Arena::Arena(const Arena& memory, const BufferPlan& buffers)
+    : plan_(&buffers), slots_(memory.slots_), storage_(memory.storage_) {
+  for (size_t v = 0; v < buffers.pools.size(); ++v)
+    VP_CHECK(buffers.pools[v].slot_bytes == memory.plan_->pools[v].slot_bytes,
+             "the slots of {} differ between two plans for one memory",
+             name_of(static_cast<Value>(v)));
+}
+
+int Arena::slot(Value value, int chunk, int micro) const {
+  const int slot = plan_->slot(value, chunk, micro);
+  VP_CHECK(slot >= 0, "the plan has no slot for {} of chunk {}, micro {}", name_of(value), chunk,
+           micro);
+  return slot;
+}
+
+std::byte* Arena::at(Value value, int chunk, int micro) const {
+  const auto pool = static_cast<size_t>(plan_->pool(value).stored_in);
+  return (*slots_)[pool][static_cast<size_t>(slot(value, chunk, micro))];
+}
+
+size_t Arena::bytes() const {
+  size_t bytes = 0;
+  for (const Buffer& buffer : *storage_) bytes += buffer.bytes();
+  return bytes;
+}
+
+}  // namespace voltapile

@@ -1,0 +1,257 @@
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "engine_impl.hpp"
+
+namespace voltapile {
+
+namespace {
+
+double now() {
+  using namespace std::chrono;
+  return duration<double>(steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
+    : context(context_),
+      plan(context_.plan()),
+      phase(phase_),
+      device(context_.device()),
+      kernels(context_.device().kernels()),
+      training(&phase_ == &context_.plan().train) {
+  if (!training) {
+    own_arena =
+        std::make_unique<Arena>(device, phase.buffers[static_cast<size_t>(context.coord().pp)]);
+  }
+  arena = training ? &context.arena() : own_arena.get();
+
+  // Small things of the step: the ring of states, their host copies, and the vectors that norm
+  // sums.
+  states = device.allocate(kRing * sizeof(StepState), "step state");
+  host_states = device.allocate_host(kRing * sizeof(StepState), "step results");
+  host_inputs = device.allocate_host(kRing * sizeof(StepInputs), "step inputs");
+  host_stops = device.allocate_host(kRing * sizeof(double), "stop votes");
+  constexpr int kSums = NormSlots::count + 1;
+  accumulators = device.allocate((kSums + 3) * sizeof(double), "norm and loss sums");
+  const auto at = [&](int index) {
+    return accumulators.data() + static_cast<size_t>(index) * sizeof(double);
+  };
+  slots = {at(0), DType::f64, {NormSlots::count}};
+  summed = {at(0), DType::f64, {kSums}};
+  correct = {at(kSums), DType::f64, {2}};
+  first_bad = {at(kSums + 2), DType::i32, {1}};
+  Stream& compute = device.stream(Lane::compute);
+  kernels.fill(summed, 0, compute);
+  kernels.fill(correct, 0, compute);
+  kernels.fill(first_bad, kNoBadParameter, compute);
+  device.wait_on_host(device.record(compute));
+
+  const Deck& deck = plan.deck;
+  const ModelContext model_context{
+      .architecture = &plan.architecture,
+      .kernels = &kernels,
+      .stream = &compute,
+      .tensor = context.links().tensor.get(),
+      .sizes = phase.sizes,
+      .seed = deck.run.seed,
+      .pixel_mean = deck.data.mean,
+      .pixel_std = deck.data.std,
+  };
+  chunks.resize(plan.chunks.size());
+  for (int number : context.chunks()) {
+    const Chunk& chunk = plan.chunks[static_cast<size_t>(number)];
+    ChunkParts& parts = chunks[static_cast<size_t>(number)];
+    parts.model = std::make_unique<ChunkModel>(
+        model_context, ChunkShape{chunk.first_layer, chunk.end_layer,
+                                  training ? chunk.segment_layers : 0, training});
+    if (!training) continue;
+    const Range own = context.shard(number);
+    parts.decayed = decayed_ranges(plan.architecture, chunk.parameters, own);
+    parts.pieces = norm_pieces(plan.architecture, chunk.parameters, own, plan.mesh, context.coord(),
+                               deck.optimizer.zero);
+    parts.partial =
+        tensor_partial_ranges(plan.architecture, chunk.parameters, plan.mesh, plan.sequence);
+  }
+  bind();
+}
+
+// Turns operands into slot numbers once, so that a step only walks integers.
+void Engine::Impl::bind() {
+  const auto pp = static_cast<size_t>(context.coord().pp);
+  const BufferPlan& buffers = phase.buffers[pp];
+  std::map<std::pair<Value, int>, int> numbers;
+  const auto number_of = [&](const Operand& operand) {
+    // Values without a slot of their own in the plan are ordered by their name alone.
+    int slot = buffers.slot(operand.value, operand.chunk, operand.micro);
+    if (slot < 0) slot = 1'000'000 + operand.chunk * 1000 + operand.micro;
+    const auto [at, added] =
+        numbers.try_emplace({operand.value, slot}, static_cast<int>(order.size()));
+    if (added) order.emplace_back();
+    return at->second;
+  };
+  std::set<int> begun;
+  const OperandRules rules{.keep_input = true, .training = training};
+  for (const Instruction& instruction : phase.programs[pp]) {
+    BoundInstruction bound{.instruction = instruction};
+    for (const Operand& operand : operands(instruction, context.coord().pp, phase.shape.chunks, rules)) {
+      const int number = number_of(operand);
+      if (operand.access != Access::write) bound.reads.push_back(number);
+      if (operand.access != Access::read) bound.writes.push_back(number);
+    }
+    const Op op = instruction.op;
+    if (op == Op::backward || op == Op::backward_input) {
+      bound.first_backward = begun.insert(instruction.chunk).second;
+    }
+    program.push_back(std::move(bound));
+  }
+  clocks.resize(program.size());
+}
+
+StepState* Engine::Impl::state(int64_t step) const {
+  return reinterpret_cast<StepState*>(states.data()) + step % kRing;
+}
+
+void Engine::Impl::issue(const StepInputs* inputs, const BatchMemory& batch, int64_t valid,
+                         bool stop) {
+  VP_CHECK(issued - waited < kRing - 1, "{} steps are in flight", issued - waited);
+  const auto ring = static_cast<size_t>(issued % kRing);
+  if (inputs != nullptr) {
+    auto* host = reinterpret_cast<StepInputs*>(host_inputs.data()) + ring;
+    *host = *inputs;
+    device.copy(&state(issued)->inputs, host, sizeof(StepInputs), device.stream(Lane::compute));
+  }
+  for (size_t i = 0; i < program.size(); ++i) {
+    const BoundInstruction& bound = program[i];
+    const auto lane = static_cast<size_t>(bound.instruction.lane);
+    Stream& stream = device.stream(bound.instruction.lane);
+    Tickets needed{};
+    const auto need = [&needed](const Tickets& tickets) {
+      for (size_t i = 0; i < needed.size(); ++i) needed[i] = std::max(needed[i], tickets[i]);
+    };
+    for (int slot : bound.reads) need(order[static_cast<size_t>(slot)].written);
+    for (int slot : bound.writes) {
+      need(order[static_cast<size_t>(slot)].written);
+      need(order[static_cast<size_t>(slot)].read);
+    }
+    for (size_t other = 0; other < needed.size(); ++other) {
+      uint64_t& known = waited_for[lane][other];
+      if (other == lane || needed[other] <= known) continue;
+      known = needed[other];
+      device.wait(stream, {&device.stream(static_cast<Lane>(other)), known});
+    }
+    Clocked& clock = clocks[i][ring];
+    stream.run_on_host([&clock] { clock.begin = now(); });
+    enqueue(bound, stream, batch, valid, stop);
+    stream.run_on_host([&clock] { clock.end = now(); });
+    const uint64_t done = device.record(stream).ticket;
+    for (int slot : bound.reads) order[static_cast<size_t>(slot)].read[lane] = done;
+    for (int slot : bound.writes) {
+      SlotOrder& after = order[static_cast<size_t>(slot)];
+      after = {};
+      after.written[lane] = done;
+    }
+  }
+  ++issued;
+}
+
+Engine::Engine(RankContext& context, const Phase& phase)
+    : impl_(std::make_unique<Impl>(context, phase)) {}
+
+Engine::~Engine() {
+  try {
+    drain();
+  } catch (const Error&) {
+    // The failure was reported where it was waited for; memory is not freed under running lanes
+    // either way.
+  }
+}
+
+void Engine::set_state(const StepState& state) {
+  drain();
+  impl_->issued = impl_->waited = impl_->first_step = state.inputs.step;
+  auto* host = reinterpret_cast<StepState*>(impl_->host_states.data());
+  for (int i = 0; i < kRing; ++i) host[i] = state;
+  Stream& compute = impl_->device.stream(Lane::compute);
+  impl_->device.copy(impl_->states.data(), host, kRing * sizeof(StepState), compute);
+  impl_->device.wait_on_host(impl_->device.record(compute));
+}
+
+void Engine::issue(const StepInputs& inputs, const BatchMemory& batch, bool stop) {
+  VP_CHECK(inputs.step == impl_->issued, "step {} was issued after step {}", inputs.step,
+           impl_->issued - 1);
+  impl_->issue(&inputs, batch, impl_->rank_samples(), stop);
+}
+
+void Engine::issue_evaluation(const BatchMemory& batch, int64_t valid) {
+  impl_->issue(nullptr, batch, valid, false);
+  // The batch is lent for this call, and evaluation is rare: one step at a time.
+  drain();
+  impl_->waited = impl_->issued;
+}
+
+StepResult Engine::wait_for_step() {
+  VP_CHECK(impl_->waited < impl_->issued, "no step was issued");
+  const auto ring = static_cast<size_t>(impl_->waited % kRing);
+  impl_->device.wait_on_host(impl_->step_end[ring]);
+  StepResult result;
+  result.state = reinterpret_cast<const StepState*>(impl_->host_states.data())[ring];
+  result.stop = reinterpret_cast<const double*>(impl_->host_stops.data())[ring] > 0;
+  // Updates of this step may still run, but everything of the step before has ended: its clocks are
+  // final.
+  if (impl_->waited > impl_->first_step) {
+    impl_->add_clocks(static_cast<size_t>((impl_->waited - 1) % kRing), result.timers);
+  }
+  ++impl_->waited;
+  return result;
+}
+
+void Engine::Impl::add_clocks(size_t ring, SummaryTimers& timers) const {
+  for (size_t i = 0; i < program.size(); ++i) {
+    const Instruction& instruction = program[i].instruction;
+    const double seconds = clocks[i][ring].end - clocks[i][ring].begin;
+    timers.busy_seconds[static_cast<size_t>(instruction.op)] += seconds;
+    timers.count[static_cast<size_t>(instruction.op)] += 1;
+    timers.lane_busy_seconds[static_cast<size_t>(instruction.lane)] += seconds;
+  }
+}
+
+void Engine::drain() {
+  for (int lane = 0; lane < kLaneCount; ++lane) {
+    impl_->device.wait_on_host(impl_->device.record(impl_->device.stream(static_cast<Lane>(lane))));
+  }
+}
+
+StepState Engine::next_state() const {
+  VP_CHECK(impl_->waited == impl_->issued, "the state is asked for while a step runs");
+  StepState next;
+  Stream& stream = impl_->device.stream(Lane::compute);
+  auto* host = reinterpret_cast<StepState*>(impl_->host_states.data());
+  impl_->device.copy(host, impl_->state(impl_->waited), sizeof(StepState), stream);
+  impl_->device.wait_on_host(impl_->device.record(stream));
+  return *host;
+}
+
+Engine::Totals Engine::take_totals() {
+  Impl& impl = *impl_;
+  Stream& stream = impl.device.stream(Lane::dp);
+  drain();
+  const bool counts = impl.context.has_last_chunk() && impl.context.coord().tp == 0;
+  Communicator& world = *impl.context.links().norm;
+  for (const TensorView& sums : {impl.slots, impl.correct}) {
+    if (!counts) impl.kernels.fill(sums, 0, stream);
+    world.all_reduce(sums, Reduction::sum, stream);
+  }
+  auto* staging = reinterpret_cast<double*>(impl.host_states.data());
+  impl.device.copy(staging, impl.slots.data, impl.slots.bytes(), stream);
+  impl.device.copy(staging + NormSlots::count, impl.correct.data, impl.correct.bytes(), stream);
+  for (const TensorView& sums : {impl.slots, impl.correct}) impl.kernels.fill(sums, 0, stream);
+  impl.device.wait_on_host(impl.device.record(stream));
+  return {staging[NormSlots::loss], staging[NormSlots::count], staging[NormSlots::count + 1]};
+}
+
+}  // namespace voltapile

@@ -1,0 +1,83 @@
+// Private to the engine: the program bound to memory, and what each instruction enqueues.
+#pragma once
+#include <limits>
+
+#include "voltapile/train/engine.hpp"
+
+namespace voltapile {
+
+inline constexpr int kStopSlot = NormSlots::count;  // of Impl::summed
+// What first_bad holds while every gradient was finite.
+inline constexpr int32_t kNoBadParameter = std::numeric_limits<int32_t>::max();
+
+// The order of work on one slot, as tickets of the lanes: who wrote it last and who has read it
+// since. 0 = nobody.
+using Tickets = std::array<uint64_t, kLaneCount>;
+struct SlotOrder {
+  Tickets written{}, read{};
+};
+
+struct BoundInstruction {
+  Instruction instruction;
+  std::vector<int> reads, writes;  // indices into Engine::Impl::order
+  bool first_backward = false;     // of its chunk in this step: gradients start from zero
+};
+
+// What one chunk needs besides its memory.
+struct ChunkParts {
+  std::unique_ptr<ChunkModel> model;
+  std::vector<Range> decayed;     // relative to the shard
+  std::vector<NormPiece> pieces;  // relative to the shard
+  std::vector<Range> partial;     // gradients to be summed over the tensor axis
+};
+
+// Host-side record of when an instruction ran, filled by the lanes.
+struct Clocked {
+  double begin = 0, end = 0;
+};
+
+struct Engine::Impl {
+  Impl(RankContext& context, const Phase& phase);
+
+  void bind();
+  void issue(const StepInputs* inputs, const BatchMemory& batch, int64_t valid, bool stop);
+  void enqueue(const BoundInstruction& bound, Stream& stream, const BatchMemory& batch,
+               int64_t valid, bool stop);
+  void load_batch(int micro, const BatchMemory& batch, Stream& stream);
+  void exchange(const Instruction& instruction, Stream& stream);
+  int64_t rank_samples() const;
+  void add_clocks(size_t ring, SummaryTimers& timers) const;
+  void reduce_gradients(int chunk, Stream& stream);
+  void norm(Stream& stream, bool stop);
+  void update(int chunk, Stream& stream);
+  void gather_weights(int chunk, Stream& stream);
+  ChunkMemory memory(int chunk, int micro) const;
+  MicroStep micro_step(int chunk, int micro, int64_t valid) const;
+  TensorView boundary(Value value, int chunk, int micro) const;
+  std::byte* place(Value value, int chunk, int micro) const;
+  StepState* state(int64_t step) const;
+
+  RankContext& context;
+  const Plan& plan;
+  const Phase& phase;
+  Device& device;
+  Kernels& kernels;
+  bool training;
+  std::unique_ptr<Arena> own_arena;  // evaluation's transient buffers
+  const Arena* arena;
+  std::vector<ChunkParts> chunks;  // by chunk number; empty for foreign ones
+  std::vector<BoundInstruction> program;
+  std::vector<SlotOrder> order;
+  std::array<Tickets, kLaneCount>
+      waited_for{};  // by waiting lane: what it has been made to wait for already
+
+  Buffer states, host_states, host_inputs, host_stops, accumulators;
+  // On the device. `summed` is what norm adds up over the world: slots, then the number of ranks
+  // that want to stop.
+  TensorView slots, summed, first_bad, correct;
+  std::array<Event, kRing> step_end;
+  std::vector<std::array<Clocked, kRing>> clocks;  // by instruction
+  int64_t issued = 0, waited = 0, first_step = 0;
+};
+
+}  // namespace voltapile

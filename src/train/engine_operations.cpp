@@ -1,0 +1,191 @@
+// What each instruction enqueues on its lane. The engine has already made the lane wait for the
+// operands.
+#include <algorithm>
+
+#include "engine_impl.hpp"
+
+namespace voltapile {
+
+int64_t Engine::Impl::rank_samples() const { return phase.samples_per_step / plan.mesh.dp; }
+
+std::byte* Engine::Impl::place(Value value, int chunk, int micro) const {
+  return arena->slot(value, chunk, micro) < 0 ? nullptr : arena->at(value, chunk, micro);
+}
+
+TensorView Engine::Impl::boundary(Value value, int chunk, int micro) const {
+  std::byte* data = place(value, chunk, micro);
+  if (data == nullptr) return {};
+  const Tensor tensor = boundary_tensor(plan.architecture, phase.sizes);
+  return {data, tensor.dtype, tensor.shape};
+}
+
+ChunkMemory Engine::Impl::memory(int chunk, int micro) const {
+  const Deck::Model& model = plan.deck.model;
+  const bool first = chunk == 0, last = chunk == phase.shape.chunks.last();
+  ChunkMemory memory;
+  memory.weights = context.weights(chunk);
+  if (training) memory.gradients = context.gradients(chunk);
+  memory.saved = place(Value::saved, chunk, micro);
+  memory.deferred = place(Value::deferred, chunk, micro);
+  memory.workspace = place(Value::workspace, -1, -1);
+  if (!first) memory.input = boundary(Value::activation, chunk, micro);
+  if (!last) memory.output = boundary(Value::activation, chunk + 1, micro);
+  if (training && !last) memory.output_gradient = boundary(Value::gradient, chunk + 1, micro);
+  if (training && !first) memory.input_gradient = boundary(Value::gradient, chunk, micro);
+  if (first) {
+    memory.pictures = {place(Value::pictures, -1, micro),
+                       DType::u8,
+                       {phase.sizes.micro, model.channels, model.image[0], model.image[1]}};
+  }
+  if (last) {
+    memory.targets.labels = {place(Value::labels, -1, micro), DType::i32, {phase.sizes.micro}};
+    memory.targets.classes = model.classes;
+    memory.targets.smoothing = training ? static_cast<float>(plan.deck.loss.label_smoothing) : 0.0f;
+  }
+  return memory;
+}
+
+MicroStep Engine::Impl::micro_step(int chunk, int micro, int64_t valid) const {
+  MicroStep step;
+  step.state = state(issued);
+  step.sample_offset = context.coord().dp * rank_samples() + micro * phase.sizes.micro;
+  step.valid = std::clamp<int64_t>(valid - micro * phase.sizes.micro, 0, phase.sizes.micro);
+  step.loss_factor = 1.0 / static_cast<double>(phase.samples_per_step);
+  if (chunk == phase.shape.chunks.last()) {
+    step.loss = slots.slice_flat(NormSlots::loss, NormSlots::loss + 1);
+    if (!training) step.correct = correct;
+  }
+  return step;
+}
+
+void Engine::Impl::enqueue(const BoundInstruction& bound, Stream& stream, const BatchMemory& batch,
+                           int64_t valid, bool stop) {
+  const Instruction& instruction = bound.instruction;
+  const int chunk = instruction.chunk, micro = instruction.micro;
+  const auto model = [&]() -> ChunkModel& { return *chunks[static_cast<size_t>(chunk)].model; };
+  if (bound.first_backward) kernels.fill(context.gradients(chunk), 0, stream);
+  switch (instruction.op) {
+    case Op::load_batch: return load_batch(micro, batch, stream);
+    case Op::forward: return model().forward(micro_step(chunk, micro, valid), memory(chunk, micro));
+    case Op::recompute:
+      return model().recompute(micro_step(chunk, micro, valid), memory(chunk, micro));
+    case Op::backward:
+      return model().backward(micro_step(chunk, micro, valid), memory(chunk, micro));
+    case Op::backward_input:
+      return model().backward_input(micro_step(chunk, micro, valid), memory(chunk, micro));
+    case Op::backward_weight:
+      return model().backward_weight(micro_step(chunk, micro, valid), memory(chunk, micro));
+    case Op::send_activation:
+    case Op::receive_activation:
+    case Op::send_gradient:
+    case Op::receive_gradient: return exchange(instruction, stream);
+    case Op::reduce_gradients: return reduce_gradients(chunk, stream);
+    case Op::norm: return norm(stream, stop);
+    case Op::update: return update(chunk, stream);
+    case Op::gather_weights: return gather_weights(chunk, stream);
+    case Op::store_activation:
+    case Op::fetch_activation:
+    case Op::snapshot: break;
+  }
+  VP_CHECK(false, "no program of this version holds {}", name_of(instruction.op));
+}
+
+// Pictures and labels of one micro-batch, whichever of them this rank uses.
+void Engine::Impl::load_batch(int micro, const BatchMemory& batch, Stream& stream) {
+  const auto copy = [&](Value value, const void* host, size_t bytes_per_sample) {
+    std::byte* device_memory = place(value, -1, micro);
+    if (device_memory == nullptr) return;
+    const auto bytes = static_cast<size_t>(phase.sizes.micro) * bytes_per_sample;
+    device.copy(device_memory,
+                static_cast<const std::byte*>(host) + static_cast<size_t>(micro) * bytes, bytes,
+                stream);
+  };
+  const Deck::Model& model = plan.deck.model;
+  copy(Value::pictures, batch.pictures.data(),
+       static_cast<size_t>(model.channels * model.image[0] * model.image[1]));
+  copy(Value::labels, batch.labels.data(), sizeof(int32_t));
+}
+
+// An activation enters `chunk` from the rank of the chunk before it; a gradient leaves the other
+// way.
+void Engine::Impl::exchange(const Instruction& instruction, Stream& stream) {
+  const std::vector<int>& rank_of = phase.shape.chunks.rank_of;
+  const int here = rank_of[static_cast<size_t>(instruction.chunk)];
+  const int before = rank_of[static_cast<size_t>(instruction.chunk - 1)];
+  const bool activation =
+      instruction.op == Op::send_activation || instruction.op == Op::receive_activation;
+  const bool sends = instruction.op == Op::send_activation || instruction.op == Op::send_gradient;
+  const auto edge = activation ? std::pair(before, here) : std::pair(here, before);
+  const TensorView tensor = boundary(activation ? Value::activation : Value::gradient,
+                                     instruction.chunk, instruction.micro);
+  const Transfer transfer{sends ? Direction::send : Direction::receive, sends ? 1 : 0, tensor};
+  context.links().edges.at(edge)->exchange({&transfer, 1}, stream);
+}
+
+void Engine::Impl::reduce_gradients(int chunk, Stream& stream) {
+  const TensorView gradients = context.gradients(chunk);
+  for (const Range& run : chunks[static_cast<size_t>(chunk)].partial) {
+    context.links().tensor_reduce->all_reduce(gradients.slice_flat(run.begin, run.end),
+                                              Reduction::sum, stream);
+  }
+  const TensorView reduced = context.reduced(chunk);
+  if (reduced.data != gradients.data) kernels.cast(gradients, reduced, stream);
+  if (plan.deck.optimizer.zero == 1) {
+    const Range own = context.shard(chunk);
+    context.links().data->reduce_scatter(reduced, reduced.slice_flat(own.begin, own.end),
+                                         Reduction::sum, stream);
+  } else {
+    context.links().data->all_reduce(reduced, Reduction::sum, stream);
+  }
+}
+
+void Engine::Impl::norm(Stream& stream, bool stop) {
+  for (int chunk : context.chunks()) {
+    const Range own = context.shard(chunk);
+    kernels.sum_squares(context.reduced(chunk).slice_flat(own.begin, own.end),
+                        chunks[static_cast<size_t>(chunk)].pieces, slots, first_bad, stream);
+  }
+  // The loss is known on every tensor rank of the last chunk: one of them counts it.
+  const auto slot = [&](int index) { return slots.slice_flat(index, index + 1); };
+  const bool counts = context.has_last_chunk() && context.coord().tp == 0;
+  if (!counts) kernels.fill(slot(NormSlots::loss), 0, stream);
+  kernels.fill(slot(NormSlots::samples), counts ? static_cast<double>(rank_samples()) : 0.0,
+               stream);
+  Communicator& world = *context.links().norm;
+  kernels.fill(summed.slice_flat(kStopSlot, kStopSlot + 1), stop ? 1 : 0, stream);
+  world.all_reduce(summed, Reduction::sum, stream);
+  world.all_reduce(first_bad, Reduction::min, stream);
+  const Deck& deck = plan.deck;
+  const NormRules rules{
+      .clip = deck.optimizer.clip,
+      .dynamic_scale = deck.precision.type == DType::f16 && !deck.precision.loss_scale,
+      .growth_interval = deck.precision.growth_interval,
+  };
+  kernels.finish_norm(slots, first_bad, rules, state(issued), state(issued + 1), stream);
+  const auto ring = static_cast<size_t>(issued % kRing);
+  device.copy(reinterpret_cast<double*>(host_stops.data()) + ring,
+              static_cast<const double*>(summed.data) + kStopSlot, sizeof(double), stream);
+  kernels.fill(summed, 0, stream);
+  kernels.fill(first_bad, kNoBadParameter, stream);
+  device.copy(reinterpret_cast<StepState*>(host_states.data()) + ring, state(issued),
+              sizeof(StepState), stream);
+  step_end[ring] = device.record(stream);
+}
+
+void Engine::Impl::update(int chunk, Stream& stream) {
+  const Range own = context.shard(chunk);
+  const Deck::Optimizer& optimizer = plan.deck.optimizer;
+  const AdamW rule{optimizer.betas[0], optimizer.betas[1], optimizer.eps, optimizer.weight_decay};
+  kernels.adamw(context.reduced(chunk).slice_flat(own.begin, own.end), context.master(chunk),
+                context.m(chunk), context.v(chunk),
+                context.weights(chunk).slice_flat(own.begin, own.end),
+                chunks[static_cast<size_t>(chunk)].decayed, rule, state(issued), stream);
+}
+
+void Engine::Impl::gather_weights(int chunk, Stream& stream) {
+  const Range own = context.shard(chunk);
+  const TensorView weights = context.weights(chunk);
+  context.links().data->all_gather(weights.slice_flat(own.begin, own.end), weights, stream);
+}
+
+}  // namespace voltapile

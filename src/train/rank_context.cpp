@@ -1,0 +1,59 @@
+#include "voltapile/train/engine.hpp"
+
+namespace voltapile {
+
+RankContext::RankContext(const Plan& plan, Device& device, Links& links, int rank)
+    : plan_(plan),
+      device_(device),
+      links_(links),
+      coord_(plan.mesh.coord(rank)),
+      arena_(device, plan.train.buffers[static_cast<size_t>(coord_.pp)]) {
+  for (int chunk = 0; chunk < static_cast<int>(plan.chunks.size()); ++chunk) {
+    if (plan.chunks[static_cast<size_t>(chunk)].rank == coord_.pp) chunks_.push_back(chunk);
+  }
+}
+
+bool RankContext::has_first_chunk() const { return !chunks_.empty() && chunks_.front() == 0; }
+bool RankContext::has_last_chunk() const {
+  return !chunks_.empty() && chunks_.back() == plan_.train.shape.chunks.last();
+}
+
+TensorView RankContext::weights(int chunk) const {
+  return {arena_.at(Value::weights, chunk, -1),
+          plan_.train.sizes.working,
+          {plan_.chunks[static_cast<size_t>(chunk)].parameters.elements}};
+}
+
+TensorView RankContext::gradients(int chunk) const {
+  return {arena_.at(Value::gradients, chunk, -1),
+          accumulate_type(plan_.train.sizes.working),
+          {plan_.chunks[static_cast<size_t>(chunk)].parameters.elements}};
+}
+
+TensorView RankContext::reduced(int chunk) const {
+  if (plan_.gradient_store == accumulate_type(plan_.train.sizes.working)) return gradients(chunk);
+  return {arena_.at(Value::reduced, chunk, -1),
+          plan_.gradient_store,
+          {plan_.chunks[static_cast<size_t>(chunk)].parameters.elements}};
+}
+
+Range RankContext::shard(int chunk) const {
+  return voltapile::shard(plan_.chunks[static_cast<size_t>(chunk)].parameters,
+                          plan_.deck.optimizer.zero, plan_.mesh.dp, coord_.dp);
+}
+
+// Master weights and moments lie one after the other in the chunk's state slot.
+TensorView RankContext::state_part(int chunk, int part) const {
+  const Range own = shard(chunk);
+  const DType type = accumulate_type(plan_.train.sizes.working);
+  const int64_t elements = own.end - own.begin;
+  return {
+      arena_.at(Value::state, chunk, -1) + static_cast<size_t>(part * elements) * bytes_of(type),
+      type,
+      {elements}};
+}
+TensorView RankContext::master(int chunk) const { return state_part(chunk, 0); }
+TensorView RankContext::m(int chunk) const { return state_part(chunk, 1); }
+TensorView RankContext::v(int chunk) const { return state_part(chunk, 2); }
+
+}  // namespace voltapile

@@ -1,0 +1,123 @@
+#include "voltapile/train/run_folder.hpp"
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "voltapile/base/error.hpp"
+#include "voltapile/deck/parse.hpp"
+
+namespace voltapile {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+// <name>, or the first <name>.N that is not there yet.
+fs::path next_fresh_folder(const Deck& deck) {
+  const fs::path base = fs::path(deck.run.dir) / deck.run.name;
+  if (!fs::exists(base)) return base;
+  fs::path path = newest_run_folder(deck);
+  for (int number = 2; fs::exists(path); ++number) {
+    path = base;
+    path += format(".{}", number);
+  }
+  return path;
+}
+
+int take_lock(const fs::path& path) {
+  const fs::path file = path / "run.lock";
+  const int descriptor = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (descriptor < 0) {
+    throw Error(ExitCode::bad_input, format("{}: {}; choose another folder with run.dir",
+                                            file.string(), std::strerror(errno)));
+  }
+  if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+    std::array<char, 256> holder{};
+    const ssize_t got = read(descriptor, holder.data(), holder.size() - 1);
+    close(descriptor);
+    throw Error(
+        ExitCode::failure,
+        format(
+            "{} is in use by another job ({}); wait for it, or start apart with --fresh or another "
+            "run.name",
+            path.string(), got > 0 ? std::string(holder.data()) : "unknown"));
+  }
+  const std::string text = format("host {} process {}", host_name(), getpid());
+  if (ftruncate(descriptor, 0) != 0 || write(descriptor, text.data(), text.size()) < 0) {
+    close(descriptor);
+    throw Error(ExitCode::failure, format("{}: {}", file.string(), std::strerror(errno)));
+  }
+  return descriptor;
+}
+
+void refuse_other_deck(const fs::path& file, const Deck& deck) {
+  const Deck stored = load_deck(file.string());
+  std::string changes;
+  for (const DeckDifference& change : compare_decks(stored, deck)) {
+    if (change.may_change_on_resume) continue;
+    changes += format("\n  {}: {} there, {} now", change.key, change.before, change.after);
+  }
+  if (changes.empty()) return;
+  throw Error(ExitCode::bad_input, format("{} was started with another deck. These keys cannot "
+                                          "change on resume:{}\nPut them back, or start "
+                                          "over with --fresh, or choose another run.name.",
+                                          file.parent_path().string(), changes));
+}
+
+}  // namespace
+
+fs::path newest_run_folder(const Deck& deck) {
+  const fs::path base = fs::path(deck.run.dir) / deck.run.name;
+  fs::path found = base;
+  for (int number = 2;; ++number) {
+    fs::path path = base;
+    path += format(".{}", number);
+    if (!fs::exists(path)) return found;
+    found = path;
+  }
+}
+
+RunFolder::RunFolder(const Deck& deck, bool fresh) {
+  path_ = fresh ? next_fresh_folder(deck) : newest_run_folder(deck);
+  std::error_code error;
+  fs::create_directories(path_, error);
+  if (error) {
+    throw Error(ExitCode::bad_input,
+                format("run folder {}: {}; choose another one with run.dir and run.name",
+                       path_.string(), error.message()));
+  }
+  lock_ = take_lock(path_);
+  try {
+    if (fs::exists(path_ / "deck.toml")) refuse_other_deck(path_ / "deck.toml", deck);
+  } catch (...) {
+    close(lock_);
+    throw;
+  }
+}
+
+RunFolder::~RunFolder() {
+  if (lock_ >= 0) close(lock_);
+}
+
+void RunFolder::write_deck_file(const Deck& deck) const {
+  const fs::path file = path_ / "deck.toml", aside = path_ / "deck.toml.new";
+  std::ofstream out(aside);
+  out << write_deck(deck);
+  out.close();
+  if (!out) throw Error(ExitCode::failure, format("{}: cannot be written", aside.string()));
+  fs::rename(aside, file);
+}
+
+}  // namespace voltapile

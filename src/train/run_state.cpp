@@ -1,0 +1,165 @@
+#include "run_state.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "voltapile/base/thread_pool.hpp"
+
+namespace voltapile {
+
+namespace {
+
+const Parameter& parameter_of(const Architecture& architecture, const FlatEntry& entry) {
+  return architecture.layers[static_cast<size_t>(entry.layer)]
+      .parameters[static_cast<size_t>(entry.parameter)];
+}
+
+void to_device(Device& device, const TensorView& target, const void* host) {
+  if (target.bytes() == 0) return;
+  Stream& stream = device.stream(Lane::compute);
+  device.copy(target.data, host, target.bytes(), stream);
+  device.wait_on_host(device.record(stream));
+}
+
+// The working-type copy of master weights, rounded as every update rounds it.
+void set_weights(Device& device, const TensorView& weights, const float* master) {
+  const auto n = static_cast<size_t>(weights.elements());
+  Buffer staging = device.allocate_host(weights.bytes(), "weights on their way");
+  switch (weights.dtype) {
+    case DType::f32: std::memcpy(staging.data(), master, weights.bytes()); break;
+    case DType::f16:
+      std::transform(master, master + n, reinterpret_cast<Half*>(staging.data()),
+                     [](float x) { return static_cast<Half>(x); });
+      break;
+    case DType::bf16:
+      std::transform(master, master + n, reinterpret_cast<BFloat16*>(staging.data()),
+                     [](float x) { return BFloat16(x); });
+      break;
+    default: VP_CHECK(false, "weights of type {}", name_of(weights.dtype));
+  }
+  to_device(device, weights, staging.data());
+}
+
+// Weights, master weights and zero moments of a chunk from its whole local master copy.
+void set_chunk(RankContext& context, int chunk, const float* master) {
+  Device& device = context.device();
+  const Range own = context.shard(chunk);
+  set_weights(device, context.weights(chunk), master);
+  to_device(device, context.master(chunk), master + own.begin);
+  Stream& stream = device.stream(Lane::compute);
+  device.kernels().fill(context.m(chunk), 0, stream);
+  device.kernels().fill(context.v(chunk), 0, stream);
+  device.wait_on_host(device.record(stream));
+}
+
+// The part of an entry that lies in [range.begin, range.end) of the flat buffer.
+struct Overlap {
+  int64_t begin, end;
+  bool empty() const { return begin >= end; }
+};
+Overlap overlap(const FlatEntry& entry, const Range& range) {
+  return {std::max(entry.offset, range.begin), std::min(entry.offset + entry.elements, range.end)};
+}
+
+TensorView host_view(float* data, int64_t elements) { return {data, DType::f32, {elements}}; }
+
+}  // namespace
+
+void initialise(RankContext& context) {
+  const Plan& plan = context.plan();
+  for (int number : context.chunks()) {
+    const FlatLayout& layout = plan.chunks[static_cast<size_t>(number)].parameters;
+    Buffer host = context.device().allocate_host(
+        static_cast<size_t>(layout.elements) * sizeof(float), "initial weights");
+    auto* master = reinterpret_cast<float*>(host.data());
+    std::fill_n(master, layout.elements, 0.0f);
+    for (const FlatEntry& entry : layout.entries) {
+      const Parameter& parameter = parameter_of(plan.architecture, entry);
+      initial_values(plan.architecture, parameter, plan.deck.run.seed, plan.mesh.tp,
+                     context.coord().tp,
+                     {master + entry.offset, DType::f32, local_shape(parameter, plan.mesh.tp)});
+    }
+    set_chunk(context, number, master);
+  }
+}
+
+void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what) {
+  const Plan& plan = context.plan();
+  const PieceOwner owner{plan.mesh.tp, context.coord().tp};
+  for (int number : context.chunks()) {
+    const FlatLayout& layout = plan.chunks[static_cast<size_t>(number)].parameters;
+    const auto elements = static_cast<size_t>(layout.elements);
+    const Range own = context.shard(number);
+    const auto own_elements = static_cast<size_t>(own.end - own.begin);
+    Buffer host = context.device().allocate_host((elements + 2 * own_elements) * sizeof(float),
+                                                 "weights on their way");
+    auto* master = reinterpret_cast<float*>(host.data());
+    float* m = master + elements;
+    float* v = m + own_elements;
+    std::fill_n(master, elements + 2 * own_elements, 0.0f);
+    std::vector<Piece> weights, moments;
+    for (const FlatEntry& entry : layout.entries) {
+      const Parameter& parameter = parameter_of(plan.architecture, entry);
+      weights.push_back({.parameter = &parameter,
+                         .begin = 0,
+                         .end = entry.elements,
+                         .master = host_view(master + entry.offset, entry.elements)});
+      const Overlap part = overlap(entry, own);
+      if (what == Restore::weights || part.empty()) continue;
+      const int64_t size = part.end - part.begin, at = part.begin - own.begin;
+      moments.push_back({.parameter = &parameter,
+                         .begin = part.begin - entry.offset,
+                         .end = part.end - entry.offset,
+                         .m = host_view(m + at, size),
+                         .v = host_view(v + at, size)});
+    }
+    load_checkpoint(checkpoint, owner, weights);
+    set_chunk(context, number, master);
+    if (what == Restore::weights) continue;
+    load_checkpoint(checkpoint, owner, moments);
+    to_device(context.device(), context.m(number), m);
+    to_device(context.device(), context.v(number), v);
+  }
+}
+
+std::filesystem::path save(RankContext& context, const std::filesystem::path& checkpoints,
+                           const RunState& state, int64_t keep_last) {
+  const Plan& plan = context.plan();
+  Device& device = context.device();
+  std::vector<Buffer> staging;
+  std::vector<Piece> pieces;
+  const bool owns_copies = plan.deck.optimizer.zero == 1 || context.coord().dp == 0;
+  for (int number : context.chunks()) {
+    if (!owns_copies) break;
+    const Range own = context.shard(number);
+    const auto n = static_cast<size_t>(own.end - own.begin);
+    staging.push_back(device.allocate_host(3 * n * sizeof(float), "state on its way"));
+    auto* host = reinterpret_cast<float*>(staging.back().data());
+    Stream& stream = device.stream(Lane::d2h);
+    device.copy(host, context.master(number).data, n * sizeof(float), stream);
+    device.copy(host + n, context.m(number).data, n * sizeof(float), stream);
+    device.copy(host + 2 * n, context.v(number).data, n * sizeof(float), stream);
+    device.wait_on_host(device.record(stream));
+    for (const FlatEntry& entry : plan.chunks[static_cast<size_t>(number)].parameters.entries) {
+      const Parameter& parameter = parameter_of(plan.architecture, entry);
+      if (parameter.split == Split::replicated && context.coord().tp != 0) continue;
+      const Overlap part = overlap(entry, own);
+      if (part.empty()) continue;
+      const int64_t size = part.end - part.begin, at = part.begin - own.begin;
+      pieces.push_back({.parameter = &parameter,
+                        .begin = part.begin - entry.offset,
+                        .end = part.end - entry.offset,
+                        .master = host_view(host + at, size),
+                        .m = host_view(host + n + static_cast<size_t>(at), size),
+                        .v = host_view(host + 2 * n + static_cast<size_t>(at), size)});
+    }
+  }
+  std::vector<Parameter> model;
+  for (const Layer& layer : plan.architecture.layers) {
+    model.insert(model.end(), layer.parameters.begin(), layer.parameters.end());
+  }
+  return save_checkpoint(checkpoints, *context.links().world, state, model,
+                         {plan.mesh.tp, context.coord().tp}, pieces, keep_last);
+}
+
+}  // namespace voltapile

@@ -1,0 +1,20 @@
+// Private to train: filling a rank's weights and moments, and handing them to the checkpoint
+// writer.
+#pragma once
+#include <filesystem>
+
+#include "voltapile/checkpoint/checkpoint.hpp"
+#include "voltapile/train/engine.hpp"
+
+namespace voltapile {
+
+// Weights by Philox, moments zero.
+void initialise(RankContext& context);
+// Weights of every rank from a checkpoint; moments too when `with_moments`.
+enum class Restore { weights, everything };
+void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what);
+// Collective. Every lane must be idle.
+std::filesystem::path save(RankContext& context, const std::filesystem::path& checkpoints,
+                           const RunState& state, int64_t keep_last);
+
+}  // namespace voltapile

@@ -1,0 +1,126 @@
+#include "session.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+#include <thread>
+
+#include "voltapile/train/trainer.hpp"
+
+namespace voltapile {
+
+namespace {
+
+// Ranks that share this machine, for dividing its cores.
+int local_ranks(Communicator& world) {
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"}) {
+    if (const char* value = std::getenv(name)) return std::max(1, std::atoi(value));
+  }
+  return world.size();
+}
+
+}  // namespace
+
+bool reads_pictures(const Plan& plan, int rank) {
+  return plan.mesh.coord(rank).pp == plan.chunks.front().rank;
+}
+bool reads_labels(const Plan& plan, int rank) {
+  return plan.mesh.coord(rank).pp == plan.chunks.back().rank;
+}
+
+OpenedSource open_source_everywhere(const Plan& plan, Communicator& world, Part part) {
+  OpenedSource opened;
+  agree(world, [&] {
+    if (reads_pictures(plan, world.rank()) || reads_labels(plan, world.rank())) {
+      opened.source = open_source(plan.deck, part);
+    }
+  });
+  for (const std::string& text :
+       world.gather_text(std::to_string(opened.source == nullptr ? 0 : opened.source->size()))) {
+    opened.samples = std::max<int64_t>(opened.samples, std::stoll(text));
+  }
+  return opened;
+}
+
+BatchRing make_ring(const RankContext& context, const Phase& phase, int batches) {
+  const Plan& plan = context.plan();
+  const Deck::Model& model = plan.deck.model;
+  const int rank = plan.mesh.rank(context.coord());
+  const auto samples = static_cast<size_t>(phase.samples_per_step / plan.mesh.dp);
+  const size_t pixels =
+      samples * static_cast<size_t>(model.channels * model.image[0] * model.image[1]);
+  BatchRing ring;
+  for (int i = 0; i < batches; ++i) {
+    BatchMemory batch;
+    if (reads_pictures(plan, rank)) {
+      ring.memory.push_back(context.device().allocate_host(pixels, "pictures"));
+      batch.pictures = {reinterpret_cast<uint8_t*>(ring.memory.back().data()), pixels};
+    }
+    if (reads_labels(plan, rank)) {
+      ring.memory.push_back(context.device().allocate_host(samples * sizeof(int32_t), "labels"));
+      batch.labels = {reinterpret_cast<int32_t*>(ring.memory.back().data()), samples};
+    }
+    ring.batches.push_back(batch);
+  }
+  return ring;
+}
+
+std::unique_ptr<Device> make_device(const Deck& deck, Communicator& world) {
+  if (deck.run.device == DeviceKind::cuda)
+    return make_cuda_device(world.rank() % local_ranks(world));
+  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const int threads =
+      deck.run.threads > 0 ? deck.run.threads : std::max(1, cores / local_ranks(world));
+  return make_cpu_device(threads);
+}
+
+Links make_plan_links(const Plan& plan, std::unique_ptr<Communicator> world) {
+  std::set<std::pair<int, int>> edges;
+  for (size_t chunk = 1; chunk < plan.chunks.size(); ++chunk) {
+    const int before = plan.chunks[chunk - 1].rank, here = plan.chunks[chunk].rank;
+    if (before == here) continue;
+    edges.insert({before, here});
+    edges.insert({here, before});
+  }
+  return make_links(std::move(world), plan.mesh, {edges.begin(), edges.end()});
+}
+
+Evaluator::Evaluator(RankContext& context, OpenedSource test)
+    : context_(context),
+      test_(std::move(test)),
+      engine_(context, context.plan().eval),
+      ring_(make_ring(context, context.plan().eval, 3)) {}
+
+EvalRecord Evaluator::run(int64_t step) {
+  const Plan& plan = context_.plan();
+  const int64_t per_step = plan.eval.samples_per_step, per_rank = per_step / plan.mesh.dp;
+  const int64_t steps = (test_.samples + per_step - 1) / per_step;
+  std::unique_ptr<Loader> loader;
+  if (test_.source != nullptr) {
+    const Deck::Model& model = plan.deck.model;
+    loader = std::make_unique<Loader>(test_.source,
+                                      LoaderOptions{.seed = plan.deck.run.seed,
+                                                    .shuffle = false,
+                                                    .channels = model.channels,
+                                                    .height = model.image[0],
+                                                    .width = model.image[1],
+                                                    .samples_per_step = per_step,
+                                                    .rank_offset = context_.coord().dp * per_rank,
+                                                    .rank_samples = per_rank,
+                                                    .first_sample = 0,
+                                                    .end_sample = test_.samples,
+                                                    .workers = std::max(1, plan.deck.data.workers)},
+                                      ring_.batches);
+  }
+  for (int64_t i = 0; i < steps; ++i) {
+    const int64_t first = i * per_step + context_.coord().dp * per_rank;
+    const int64_t valid = std::clamp<int64_t>(test_.samples - first, 0, per_rank);
+    engine_.issue_evaluation(loader ? loader->next() : ring_.batches.front(), valid);
+    if (loader) loader->release();
+  }
+  const Engine::Totals totals = engine_.take_totals();
+  const auto n = static_cast<double>(test_.samples);
+  return {step, totals.loss / n, totals.top1 / n, totals.top5 / n, test_.samples};
+}
+
+}  // namespace voltapile

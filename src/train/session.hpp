@@ -1,0 +1,50 @@
+// Private to train: what training and evaluation both need of one rank, built in the order in which
+// it depends.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "voltapile/comm/communicator.hpp"
+#include "voltapile/data/data.hpp"
+#include "voltapile/train/engine.hpp"
+#include "voltapile/train/metrics.hpp"
+
+namespace voltapile {
+
+// Samples of a source, on every rank (ranks without pictures or labels ask the others). Collective.
+struct OpenedSource {
+  std::shared_ptr<const Source> source;  // null where this rank reads neither pictures nor labels
+  int64_t samples = 0;
+};
+OpenedSource open_source_everywhere(const Plan& plan, Communicator& world, Part part);
+
+// Which data a rank reads.
+bool reads_pictures(const Plan& plan, int rank);
+bool reads_labels(const Plan& plan, int rank);
+
+// Host memory for `ring` batches of one data rank, and a loader over it (null without a source).
+struct BatchRing {
+  std::vector<Buffer> memory;
+  std::vector<BatchMemory> batches;
+};
+BatchRing make_ring(const RankContext& context, const Phase& phase, int batches);
+
+// The device that the deck names.
+std::unique_ptr<Device> make_device(const Deck& deck, Communicator& world);
+// Links for this plan's mesh and chunk table.
+Links make_plan_links(const Plan& plan, std::unique_ptr<Communicator> world);
+
+// Evaluation of the weights now in `context`; every picture counted once. Collective.
+class Evaluator {
+ public:
+  Evaluator(RankContext& context, OpenedSource test);
+  EvalRecord run(int64_t step);
+
+ private:
+  RankContext& context_;
+  OpenedSource test_;
+  Engine engine_;
+  BatchRing ring_;
+};
+
+}  // namespace voltapile

@@ -1,0 +1,27 @@
+"""`voltapile plan` and `ranks`: what a user looks at before a job is submitted, without MPI or a GPU."""
+import pytest
+
+from conftest import ROOT
+
+
+@pytest.mark.parametrize("name,ranks", [("vit32b_synthetic_4xv100", 4), ("vit175b_synthetic_512gpu", 512),
+                                        ("quickstart", 4)])
+def test_shipped_decks_are_planned(program, name, ranks):
+    deck = ROOT / "input_decks" / f"{name}.toml"
+    assert program.good("ranks", deck).strip() == str(ranks)
+    out = program.good("plan", deck)
+    for word in ("mesh", "chunk", "bubble", "parameters", "memory", "schedule"):
+        assert word in out.lower(), word
+    assert max(map(len, out.splitlines())) <= 110
+
+
+def test_the_headline_model_has_32_billion_parameters(program):
+    out = program.good("plan", ROOT / "input_decks" / "vit32b_synthetic_4xv100.toml")
+    assert "32.4 B" in out or "32.2 B" in out or "32.3 B" in out, out
+
+
+def test_help_teaches(program):
+    out = program.good("--help")
+    for word in ("plan", "train", "eval", "ranks", "verify", "mpirun", "Exit codes", "75"):
+        assert word in out
+    assert program.good("--version").strip()

@@ -1,0 +1,139 @@
+"""kill -9 and go on: the same bits as the run that was never stopped; and readers never notice."""
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import h5py
+import numpy as np
+import pytest
+
+from conftest import DECK, FULL, kill_everything, losses, rank_processes
+
+STEPS = 40
+LONG = DECK.replace("steps = 12", f"steps = {STEPS}").replace("every_steps = 4", "every_steps = 5")
+VARIANTS = {
+    "pipeline and data": [],
+    "zero": ["--set", "optimizer.zero=1", "--set", "parallel.schedule=breadth_first",
+             "--set", "parallel.chunks=2", "--set", "model.drop_path=0.2"],
+    "tensor and half": ["--set", "parallel.data=1", "--set", "parallel.tensor=2", "--set", "precision.type=f16",
+                        "--set", "memory.recompute=layers"],
+}
+
+
+def tensors(run):
+    found = {}
+    with h5py.File(run / "checkpoints" / "latest" / "index.h5") as file:
+        file.visititems(lambda name, item: found.update({name: item[()]})
+                        if isinstance(item, h5py.Dataset) and name.split("/")[0] in ("model", "optimizer") else None)
+    return found
+
+
+def wait_for_step(run, step, process):
+    while process.poll() is None:
+        try:
+            if (run / "metrics.jsonl").read_text().count('"train"') >= step:
+                return True
+        except FileNotFoundError:
+            pass
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_killed_runs_resume_to_the_same_bits(program, variant):
+    overrides = VARIANTS[variant]
+    deck = program.deck(LONG)
+    program.good("train", deck, *overrides, ranks=4)
+    unbroken = program.folder / "runs/small"
+
+    rng = random.Random(variant)
+    killed = program.folder / "runs/killed"
+    kills = 0
+    for _ in range(10 if FULL else 3):
+        process = program.start("train", deck, "--set", "run.name=killed", *overrides, ranks=4)
+        have = len(losses(killed)) if (killed / "metrics.jsonl").exists() else 0
+        if not wait_for_step(killed, min(have + rng.randint(2, 12), STEPS - 1), process):
+            break
+        ranks = rank_processes(process.pid)
+        if rng.random() < 0.5 and ranks:
+            os.kill(rng.choice(ranks), signal.SIGKILL)
+            process.wait(timeout=60)
+            assert process.returncode != 0
+        else:
+            kill_everything(process)
+        kills += 1
+    assert kills > 0
+    out = program.good("train", deck, "--set", "run.name=killed", *overrides, ranks=4)
+    assert "test accuracy" in out
+    assert losses(killed) == losses(unbroken)
+    ours, theirs = tensors(killed), tensors(unbroken)
+    assert ours.keys() == theirs.keys() and len(ours) > 50
+    for name in theirs:
+        assert np.isfinite(theirs[name]).all(), name
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    for run in (killed, unbroken):
+        assert "good." in program.good("verify", run)
+
+
+def test_plain_h5py_reads_metrics_through_runs_and_kills(program):
+    deck = program.deck(LONG)
+    run = program.folder / "runs/small"
+    poller = subprocess.Popen([sys.executable, "-c", f"""
+import h5py, os, sys
+path, stop = {str(run / 'metrics.h5')!r}, {str(program.folder / 'stop')!r}
+reads = 0
+while not os.path.exists(stop):
+    if os.path.exists(path):
+        with h5py.File(path) as file:
+            steps = file['train/step'][:]
+            assert (steps[1:] > steps[:-1]).all() and len(file['train/loss'][:]) == len(steps)
+        reads += 1
+print(reads)
+"""], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        for step in (6, 14):
+            process = program.start("train", deck, ranks=4)
+            assert wait_for_step(run, step, process)
+            kill_everything(process)
+        program.good("train", deck, ranks=4)
+    finally:
+        (program.folder / "stop").touch()
+    out, error = poller.communicate(timeout=30)
+    assert poller.returncode == 0, error
+    assert int(out) > 10
+
+
+def test_a_stop_signal_saves_and_exits_75(program):
+    deck = program.deck(LONG)
+    process = program.start("train", deck, "--set", "run.steps=100000", "--set", "checkpoint.every_steps=0", ranks=4)
+    run = program.folder / "runs/small"
+    assert wait_for_step(run, 3, process)
+    os.kill(rank_processes(process.pid)[2], signal.SIGUSR1)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, out
+    assert "stopped early" in out
+    assert "good." in program.good("verify", run)
+
+
+def test_a_changed_deck_is_refused_with_the_difference(program):
+    deck = program.deck(DECK.replace("steps = 12", "steps = 4"))
+    program.good("train", deck, ranks=4)
+    done = program.run("train", deck, "--set", "run.steps=8", "--set", "model.dim=64", ranks=4)
+    assert done.returncode == 2
+    assert "model.dim" in done.stderr and "32" in done.stderr and "64" in done.stderr and "--fresh" in done.stderr
+
+
+def test_a_second_job_on_the_same_folder_is_refused(program):
+    deck = program.deck(LONG)
+    first = program.start("train", deck, "--set", "run.steps=100000", ranks=4)
+    try:
+        assert wait_for_step(program.folder / "runs/small", 1, first)
+        second = program.run("train", deck, "--set", "run.steps=100000", ranks=4)
+        assert second.returncode == 5
+        assert "in use by another job" in second.stderr
+        assert first.poll() is None
+    finally:
+        kill_everything(first)

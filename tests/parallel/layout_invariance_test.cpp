@@ -1,0 +1,152 @@
+// In f32 every mesh, schedule, recomputation and ZeRO stage gives the loss curve of 1x1x1 up to
+// summation order.
+#include <cmath>
+#include <map>
+#include <random>
+
+#include <gtest/gtest.h>
+
+#include "small_run.hpp"
+
+namespace voltapile {
+namespace {
+
+using testing::Folder;
+using testing::run_as_threads;
+using testing::RunOutcome;
+
+struct Layout {
+  int pp, dp, tp;
+  std::string schedule;
+  int chunks;
+  std::string recompute;
+  int zero;
+  std::string sequence;
+
+  std::vector<std::string> overrides() const {
+    return {format("parallel.pipeline={}", pp),   format("parallel.data={}", dp),
+            format("parallel.tensor={}", tp),     format("parallel.schedule=\"{}\"", schedule),
+            format("parallel.chunks={}", chunks), format("memory.recompute=\"{}\"", recompute),
+            format("optimizer.zero={}", zero),    format("parallel.sequence={}", sequence),
+            "memory.checkpoint_every=2"};
+  }
+  std::string text() const {
+    return format("pp{} dp{} tp{} {} chunks={} recompute={} zero={} sequence={}", pp, dp, tp,
+                  schedule, chunks, recompute, zero, sequence);
+  }
+};
+
+std::vector<Layout> all_layouts() {
+  std::vector<std::array<int, 3>> meshes;
+  for (int pp : {1, 2})
+    for (int dp : {1, 2})
+      for (int tp : {1, 2}) meshes.push_back({pp, dp, tp});
+  meshes.insert(meshes.end(), {{4, 1, 1}, {1, 4, 1}, {1, 1, 4}});
+  std::vector<Layout> layouts;
+  for (const auto& [pp, dp, tp] : meshes) {
+    for (const char* schedule :
+         {"gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble_h1"}) {
+      const bool many =
+          std::string(schedule) == "interleaved" || std::string(schedule) == "breadth_first";
+      for (const char* recompute : {"none", "layers", "selective"}) {
+        for (int zero : {0, 1}) {
+          for (const char* sequence : {"false", "true"}) {
+            if (tp == 1 && std::string(sequence) == "true") continue;
+            if (zero == 1 && dp == 1) continue;
+            layouts.push_back(
+                {pp, dp, tp, schedule, many && pp <= 2 ? 2 : 1, recompute, zero, sequence});
+          }
+        }
+      }
+    }
+  }
+  return layouts;
+}
+
+// A seeded sample that still holds every mesh and every schedule; all of them in a full run.
+std::vector<Layout> chosen_layouts() {
+  std::vector<Layout> layouts = all_layouts();
+  if (testing::full_tests()) return layouts;
+  std::mt19937 random(5);
+  std::shuffle(layouts.begin(), layouts.end(), random);
+  std::map<std::string, int> seen;
+  std::vector<Layout> chosen;
+  for (const Layout& layout : layouts) {
+    const std::string mesh = format("{}{}{}", layout.pp, layout.dp, layout.tp);
+    if (seen[mesh] >= 3 && seen[layout.schedule] >= 5) continue;
+    ++seen[mesh];
+    ++seen[layout.schedule];
+    chosen.push_back(layout);
+  }
+  return chosen;
+}
+
+void expect_close(const std::vector<double>& losses, const std::vector<double>& reference,
+                  double tolerance, const std::string& what) {
+  ASSERT_EQ(losses.size(), reference.size()) << what;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(losses[i])) << what << " step " << i;
+    EXPECT_NEAR(losses[i], reference[i], tolerance * std::abs(reference[i]))
+        << what << " step " << i;
+  }
+}
+
+TEST(LayoutInvariance, FiveStepsOnEveryLayoutAgreeWithOneRank) {
+  Folder folder;
+  const RunOutcome reference =
+      run_as_threads(testing::kSmallDeck, {"run.name=\"reference\""}, folder.path());
+  ASSERT_EQ(reference.losses.size(), 5u);
+  EXPECT_NE(reference.losses.front(), reference.losses.back());
+  int number = 0;
+  for (const Layout& layout : chosen_layouts()) {
+    std::vector<std::string> overrides = layout.overrides();
+    overrides.push_back(format("run.name=\"layout{}\"", number++));
+    expect_close(run_as_threads(testing::kSmallDeck, overrides, folder.path()).losses,
+                 reference.losses, 1e-5, layout.text());
+    if (HasFailure()) return;
+  }
+}
+
+TEST(LayoutInvariance, TwentyStepsAgree) {
+  Folder folder;
+  const RunOutcome reference = run_as_threads(
+      testing::kSmallDeck, {"run.name=\"reference\"", "run.steps=20"}, folder.path());
+  for (const Layout& layout : {Layout{2, 2, 2, "interleaved", 2, "layers", 1, "true"},
+                               Layout{4, 1, 1, "zero_bubble_h1", 1, "selective", 0, "false"},
+                               Layout{2, 1, 4, "breadth_first", 2, "none", 0, "true"}}) {
+    std::vector<std::string> overrides = layout.overrides();
+    overrides.insert(
+        overrides.end(),
+        {format("run.name=\"{}{}{}\"", layout.pp, layout.dp, layout.tp), "run.steps=20"});
+    expect_close(run_as_threads(testing::kSmallDeck, overrides, folder.path()).losses,
+                 reference.losses, 1e-4, layout.text());
+  }
+}
+
+// Seven layers on three ranks, ten classes and LayerScale, QK-norm, drop path, class token, an
+// image that is not square.
+TEST(LayoutInvariance, OddShapesAgree) {
+  const std::vector<std::string> odd{
+      "model.depth=7",      "model.image=[8, 12]", "model.pool=\"token\"",
+      "batch.global=12",    "batch.micro=2",       "model.layer_scale=0.1",
+      "model.qk_norm=true", "model.drop_path=0.2", "loss.label_smoothing=0.1"};
+  Folder folder;
+  const auto run = [&](const std::string& name, std::vector<std::string> overrides) {
+    overrides.insert(overrides.end(), odd.begin(), odd.end());
+    overrides.push_back(format("run.name=\"{}\"", name));
+    return run_as_threads(testing::kSmallDeck, overrides, folder.path()).losses;
+  };
+  const std::vector<double> reference = run("reference", {});
+  const std::vector<Layout> layouts{{3, 1, 1, "1f1b", 1, "none", 0, "false"},
+                                    {3, 1, 1, "breadth_first", 2, "layers", 0, "false"},
+                                    {1, 1, 4, "gpipe", 1, "none", 0, "false"},
+                                    {3, 2, 2, "interleaved", 2, "selective", 1, "true"},
+                                    {3, 1, 4, "zero_bubble_h1", 1, "layers", 0, "false"},
+                                    {1, 3, 1, "gpipe", 1, "none", 1, "false"}};
+  for (const Layout& layout : layouts) {
+    expect_close(run(layout.text(), layout.overrides()), reference, 1e-5, layout.text());
+  }
+}
+
+}  // namespace
+}  // namespace voltapile

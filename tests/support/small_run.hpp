@@ -1,0 +1,101 @@
+// For tests: a small training run from a deck text, on ranks as threads, in a folder of its own.
+#pragma once
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "voltapile/comm/communicator.hpp"
+#include "voltapile/deck/parse.hpp"
+#include "voltapile/plan/plan.hpp"
+#include "voltapile/train/trainer.hpp"
+
+namespace voltapile::testing {
+
+// A temporary folder, removed at the end.
+class Folder {
+ public:
+  Folder() {
+    static std::atomic<int> number{0};
+    path_ = std::filesystem::temp_directory_path() /
+            format("voltapile_test_{}_{}", getpid(), number.fetch_add(1));
+    std::filesystem::create_directories(path_);
+  }
+  ~Folder() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline bool full_tests() {
+  const char* value = std::getenv("VOLTAPILE_FULL");
+  return value != nullptr && std::string(value) == "1";
+}
+
+inline constexpr const char* kSmallDeck = R"(
+[run]
+name = "small"
+steps = 5
+seed = 11
+threads = 1
+[model]
+image = 8
+channels = 2
+patch = 4
+dim = 24
+depth = 4
+heads = 4
+mlp = 40
+classes = 10
+[batch]
+global = 8
+micro = 2
+[optimizer]
+lr = 2e-3
+warmup_steps = 2
+[data]
+format = "synthetic"
+synthetic_train = 64
+synthetic_test = 21
+mean = [0.5, 0.5]
+std = [0.5, 0.5]
+[checkpoint]
+at_end = false
+)";
+
+struct RunOutcome {
+  std::vector<TrainRecord> records;
+  std::vector<double> losses;
+  TrainSummary summary;
+};
+
+// Trains on ranks as threads and gives what rank 0 saw.
+inline RunOutcome run_as_threads(const std::string& text, std::vector<std::string> overrides,
+                                 const std::filesystem::path& folder, bool fresh = false) {
+  overrides.push_back(format("run.dir=\"{}\"", folder.string()));
+  const Deck deck = parse_deck(text, "test.toml", overrides);
+  RunOutcome outcome;
+  spawn_ranks(ranks_of(deck), [&](std::unique_ptr<Communicator> world) {
+    const bool leads = world->rank() == 0;
+    TrainOptions options{.fresh = fresh, .quiet = true};
+    if (leads) {
+      options.on_step = [&](const TrainRecord& record) {
+        outcome.records.push_back(record);
+        outcome.losses.push_back(record.loss);
+      };
+    }
+    const TrainSummary summary = train(deck, std::move(world), options);
+    if (leads) outcome.summary = summary;
+  });
+  return outcome;
+}
+
+}  // namespace voltapile::testing

@@ -1,0 +1,201 @@
+// What a deck becomes: chunks, resolved values, memory by name.
+#include "voltapile/plan/plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include "../../support/sample_deck.hpp"
+
+namespace voltapile {
+namespace {
+
+TEST(Chunks, CoverAllLayersOnceAsEvenlyAsPossible) {
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    const Deck deck = test::random_deck(seed);
+    const Plan plan = make_plan(deck);
+    int next = 0;
+    int64_t shortest = deck.model.depth, longest = 0;
+    for (size_t c = 0; c < plan.chunks.size(); ++c) {
+      const Chunk& chunk = plan.chunks[c];
+      EXPECT_EQ(chunk.first_layer, next);
+      next = chunk.end_layer;
+      EXPECT_EQ(chunk.rank, static_cast<int>(c) % plan.mesh.pp);
+      int64_t blocks = 0;
+      for (int l = chunk.first_layer; l < chunk.end_layer; ++l)
+        blocks += plan.architecture.layers[static_cast<size_t>(l)].kind == LayerKind::block;
+      shortest = std::min(shortest, blocks);
+      longest = std::max(longest, blocks);
+      EXPECT_EQ(chunk.parameters.elements % (64 * plan.mesh.dp), 0);
+    }
+    EXPECT_EQ(next, static_cast<int>(plan.architecture.layers.size()));
+    EXPECT_GE(shortest, 1);
+    EXPECT_LE(longest - shortest, 1);
+  }
+}
+
+TEST(Chunks, TheOneWithTheHeadIsNotALongerOne) {
+  Deck deck = test::sample_deck();
+  deck.parallel.pipeline = 3;
+  deck.model.depth = 7;
+  const Plan plan = make_plan(deck);
+  EXPECT_EQ(plan.chunks[0].end_layer, 3);  // embedding and 2 blocks
+  EXPECT_EQ(plan.chunks[1].end_layer, 6);  // 3 blocks
+  EXPECT_EQ(plan.chunks[2].end_layer, 9);  // 2 blocks and the head
+}
+
+TEST(Sequence, IsDividedWhereRowsDivide) {
+  Deck deck = test::sample_deck();  // 16 tokens
+  deck.parallel.tensor = 2;
+  EXPECT_TRUE(make_plan(deck).sequence);
+  deck.parallel.tensor = 1;
+  EXPECT_FALSE(make_plan(deck).sequence);
+  deck.parallel.tensor = 2;
+  deck.model.pool = Pool::token;  // 17 tokens
+  deck.batch.micro = 1;
+  Plan plan = make_plan(deck);
+  EXPECT_FALSE(plan.sequence);
+  EXPECT_EQ(plan.deck.parallel.sequence, Sequence::off);
+  deck.batch.micro = 2;
+  deck.eval.batch = 1;
+  plan = make_plan(deck);
+  EXPECT_TRUE(plan.train.sizes.sequence);
+  EXPECT_FALSE(plan.eval.sizes.sequence);
+}
+
+TEST(Gradients, LeaveInTheWorkingTypeForAnOptimizerAway) {
+  Deck deck = test::sample_deck();
+  deck.precision.type = DType::f16;
+  Plan plan = make_plan(deck);
+  EXPECT_EQ(plan.gradient_store, DType::f32);
+  EXPECT_EQ(plan.deck.memory.gradients, GradientStore::f32);
+  EXPECT_TRUE(plan.reduced_in_place);
+  deck.memory.optimizer = Home::host;
+  plan = make_plan(deck);
+  EXPECT_EQ(plan.gradient_store, DType::f16);
+  EXPECT_EQ(plan.deck.memory.gradients, GradientStore::working);
+  EXPECT_FALSE(plan.reduced_in_place);
+}
+
+TEST(Recomputation, SegmentsNeverCrossChunks) {
+  Deck deck = test::sample_deck();
+  deck.model.depth = 6;
+  deck.parallel.pipeline = 2;
+  deck.memory.recompute = Recompute::layers;
+  deck.memory.checkpoint_every = 4;
+  EXPECT_EQ(make_plan(deck).chunks[0].segment_layers, 3);
+  deck.memory.checkpoint_every = 2;
+  EXPECT_EQ(make_plan(deck).chunks[0].segment_layers, 2);
+  deck.memory.checkpoint_every.reset();
+  EXPECT_EQ(make_plan(deck).chunks[1].segment_layers, 3);
+  deck.memory.recompute = Recompute::none;
+  EXPECT_EQ(make_plan(deck).chunks[1].segment_layers, 0);
+}
+
+// The bar of issue 2, on a model of ViT-L's shape.
+TEST(Recomputation, EveryFourLayersSavesThreeQuartersOfTheActivations) {
+  Deck deck = test::sample_deck();
+  deck.model.image = {224, 224};
+  deck.model.patch = {16, 16};
+  deck.model.dim = 1024;
+  deck.model.depth = 24;
+  deck.model.heads = 16;
+  deck.model.mlp = 4096;
+  deck.model.classes = 1000;
+  const auto kept = [](const Plan& plan) {
+    const BufferPlan& b = plan.train.buffers[0];
+    return static_cast<double>(b.bytes(Value::saved) + b.bytes(Value::activation) +
+                               b.bytes(Value::workspace));
+  };
+  const double all = kept(make_plan(deck));
+  deck.memory.recompute = Recompute::layers;
+  deck.memory.checkpoint_every = 4;
+  const double some = kept(make_plan(deck));
+  EXPECT_GE(1 - some / all, 0.75);  // the buffer of one segment included
+}
+
+TEST(Memory, LinesAddUpToWhatTheArenaAllocates) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    const Plan plan = make_plan(test::random_deck(seed));
+    for (int rank = 0; rank < plan.mesh.pp; ++rank) {
+      size_t pools = 0;
+      for (int v = 0; v < kValueCount; ++v)
+        pools += plan.train.buffers[static_cast<size_t>(rank)].bytes(static_cast<Value>(v));
+      EXPECT_EQ(plan.device_bytes(rank), pools) << "seed " << seed;
+    }
+  }
+}
+
+TEST(Memory, WeightsAndStateAreFourteenBytesAParameterInF16AndSplitByZero) {
+  Deck deck = test::sample_deck();
+  deck.precision.type = DType::f16;
+  deck.model.dim = 256;
+  deck.model.mlp = 1024;
+  const auto bytes = [](const Plan& plan, Value value) {
+    return static_cast<double>(plan.train.buffers[0].bytes(value));
+  };
+  Plan plan = make_plan(deck);
+  const double parameters = static_cast<double>(plan.architecture.parameter_count());
+  EXPECT_NEAR(bytes(plan, Value::weights), 2 * parameters, 0.01 * parameters);
+  EXPECT_NEAR(bytes(plan, Value::state), 12 * parameters, 0.05 * parameters);
+  EXPECT_NEAR(bytes(plan, Value::gradients), 4 * parameters, 0.02 * parameters);
+  EXPECT_EQ(bytes(plan, Value::reduced), 0);
+  deck.optimizer.zero = 1;
+  deck.parallel.data = 4;
+  plan = make_plan(deck);
+  EXPECT_NEAR(bytes(plan, Value::state), 12 * parameters / 4, 0.05 * parameters);
+  EXPECT_NEAR(bytes(plan, Value::reduced), 4 * parameters / 4, 0.02 * parameters);
+}
+
+TEST(Memory, HomesMoveTheirLines) {
+  Deck deck = test::sample_deck();
+  deck.memory.optimizer = Home::host;
+  const auto line = [](const Plan& plan, std::string_view start, Home home) {
+    size_t bytes = 0;
+    for (const MemoryLine& l : plan.memory(0))
+      if (l.name.starts_with(start) && l.home == home) bytes += l.bytes;
+    return bytes;
+  };
+  Plan plan = make_plan(deck);
+  EXPECT_GT(line(plan, "master weights", Home::host), 0u);
+  EXPECT_EQ(line(plan, "master weights", Home::device), 0u);
+  EXPECT_GT(line(plan, "weights", Home::device), 0u);
+  deck.memory.optimizer = Home::nvme;
+  deck.memory.weights = Home::host;
+  deck.memory.activations = ActivationStore::host;
+  plan = make_plan(deck);
+  EXPECT_GT(line(plan, "first moments", Home::nvme), 0u);
+  EXPECT_GT(line(plan, "first moments", Home::host), 0u);
+  EXPECT_EQ(line(plan, "first moments", Home::device), 0u);
+  EXPECT_GT(line(plan, "weights", Home::host), 0u);
+  EXPECT_GT(line(plan, "weights", Home::device), 0u);  // in transit
+  EXPECT_GT(line(plan, "saved activations", Home::host), 0u);
+}
+
+TEST(Memory, EightBitActivationsTakeAboutAQuarterOfF32) {
+  Deck deck = test::sample_deck();
+  deck.model.dim = 256;
+  const auto saved = [](const Plan& plan) {
+    return static_cast<double>(plan.train.buffers[0].bytes(Value::saved));
+  };
+  const double working = saved(make_plan(deck));
+  deck.memory.activations = ActivationStore::int8;
+  EXPECT_NEAR(saved(make_plan(deck)) / working, 0.27, 0.03);
+}
+
+TEST(Plan, IsAPureFunctionOfItsDeck) {
+  const Deck deck = test::random_deck(7);
+  const Plan one = make_plan(deck), two = make_plan(deck);
+  EXPECT_EQ(one.train.programs, two.train.programs);
+  EXPECT_EQ(one.train.buffers[0].pool(Value::saved).slot_of,
+            two.train.buffers[0].pool(Value::saved).slot_of);
+}
+
+TEST(Plan, EveryProgramIsValid) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    const Plan plan = make_plan(test::random_deck(seed));
+    EXPECT_NO_THROW(validate(plan.train.programs, plan.train.shape)) << "seed " << seed;
+    EXPECT_NO_THROW(validate(plan.eval.programs, plan.eval.shape)) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace voltapile
