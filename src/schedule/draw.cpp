@@ -41,7 +41,6 @@ struct Scale {
     const double units = (end - begin) / shortest;
     const double per_unit = std::floor(most_cells / units);
     cells = per_unit >= 2 ? static_cast<int>(std::lround(units * per_unit)) : most_cells;
-    cells = std::min(cells, most_cells);
   }
 };
 

@@ -35,7 +35,8 @@ TEST(ScheduleText, is_one_line_a_rank) {
 
 TEST(ScheduleText, may_have_comments_blank_lines_and_no_last_newline) {
   const auto programs = parse_schedule(
-      "# mine\n\n  F0.0\tF0.1 B0.0 B0.1   # rank 0\r\n\n#\nF1.0 B1.0 F1.1 I1.1 W1.1", kShape, "");
+      "# mine\n\n  F0.0\tF0.1 B0.0 B0.1   # rank 0\n\r\n#\nF1.0 B1.0 F1.1 I1.1 W1.1\r\n# end",
+      kShape, "");
   ASSERT_EQ(programs.size(), 2u);
   EXPECT_EQ(programs[0], build("1f1b", kShape)[0]);
   EXPECT_EQ(programs[1].back(), (Instruction{Op::backward_weight, Lane::compute, 1, 1}));

@@ -129,6 +129,15 @@ TEST_F(Validate, sees_an_instruction_on_a_lane_that_cannot_run_it) {
   expect_fault({"rank 0", "receive_gradient(1, 0)", "cannot run on pipe_out"});
 }
 
+// Nobody reads what the last forward of an evaluation makes.
+TEST(ValidateEvaluation, sees_a_missing_forward) {
+  const ScheduleShape shape{cyclic_chunks(2, 1), 2};
+  auto programs = lower(build_forward_only(shape), shape, {false, false, Lane::compute, false});
+  ASSERT_EQ(fault_of(programs, shape), "");
+  std::erase(programs[1], Instruction{Op::forward, Lane::compute, 1, 1});
+  EXPECT_NE(fault_of(programs, shape).find("forward(1, 1) was not issued"), std::string::npos);
+}
+
 // Every operand is written before it is read and every edge has one order, yet with sends that
 // block, rank 0 waits for a gradient that rank 1 cannot make before it has got its activation.
 TEST(ValidateOrder, sees_a_circular_wait) {
