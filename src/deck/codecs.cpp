@@ -9,7 +9,7 @@ namespace voltapile {
 
 namespace {
 
-bool printable(const std::string& text) {
+bool is_printable(const std::string& text) {
   for (const char c : text)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) return false;
   return true;
@@ -61,7 +61,7 @@ std::string Number::write(double value) const {
 
 bool Text::read(const Value& value, std::string& out) const {
   const std::string* text = text_in(value);
-  if (text == nullptr || !printable(*text)) return false;
+  if (text == nullptr || !is_printable(*text)) return false;
   out = *text;
   return true;
 }
@@ -72,7 +72,7 @@ std::string FolderName::allowed() const {
 
 bool FolderName::read(const Value& value, std::string& out) const {
   const std::string* text = text_in(value);
-  if (text == nullptr || text->empty() || text->size() > 200 || !printable(*text)) return false;
+  if (text == nullptr || text->empty() || text->size() > 200 || !is_printable(*text)) return false;
   if (text->front() == '.' || text->find('/') != std::string::npos) return false;
   out = *text;
   return true;

@@ -36,6 +36,14 @@ uint32_t take_code_point(std::string_view text, size_t& at) {
 
 }  // namespace
 
+std::string printable(std::string_view text) {
+  std::string result;
+  for (const char c : text.substr(0, 60))
+    result += c >= 0x20 && c < 0x7F ? std::string(1, c)
+                                    : format("\\x{:02X}", static_cast<unsigned char>(c));
+  return result + (text.size() > 60 ? " ..." : "");
+}
+
 std::string toml_string(std::string_view text) {
   std::string result = "\"";
   for (size_t at = 0; at < text.size();) {

@@ -58,6 +58,9 @@ Entry read_override(const std::string& text, std::vector<Fault>& faults);
 // One TOML value, for example of the schema's own defaults.
 Value read_value(std::string_view text);
 
+// `text` in printable ASCII for messages, other bytes as \xC3; shortened to about 60 characters.
+std::string printable(std::string_view text);
+
 // A TOML string in printable ASCII that reads back as `text`, which must be UTF-8.
 std::string toml_string(std::string_view text);
 

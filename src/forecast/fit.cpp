@@ -9,9 +9,9 @@ namespace voltapile {
 
 namespace {
 
-// The three heaviest lines of one side, for the message.
-std::string heaviest(std::vector<MemoryLine> lines, bool on_host) {
-  std::erase_if(lines, [&](const MemoryLine& line) { return line.on_host != on_host; });
+// The three heaviest lines of one home, for the message.
+std::string heaviest(std::vector<MemoryLine> lines, Home home) {
+  std::erase_if(lines, [&](const MemoryLine& line) { return line.home != home; });
   std::sort(lines.begin(), lines.end(),
             [](const MemoryLine& a, const MemoryLine& b) { return a.bytes > b.bytes; });
   if (lines.size() > 3) lines.resize(3);
@@ -22,12 +22,6 @@ std::string heaviest(std::vector<MemoryLine> lines, bool on_host) {
   return join(texts, ", ");
 }
 
-size_t sum(const std::vector<MemoryLine>& lines, bool on_host) {
-  size_t bytes = 0;
-  for (const MemoryLine& line : lines) bytes += line.on_host == on_host ? line.bytes : 0;
-  return bytes;
-}
-
 }  // namespace
 
 void require_fit(const Plan& plan) {
@@ -35,16 +29,15 @@ void require_fit(const Plan& plan) {
   size_t all_hosts = 0;
   int heaviest_rank = 0;
   for (int pp = 0; pp < plan.mesh.pp; ++pp) {
-    const std::vector<MemoryLine> lines = plan.memory(pp);
-    const size_t on_device = sum(lines, false), on_host = sum(lines, true);
-    if (on_host > sum(plan.memory(heaviest_rank), true)) heaviest_rank = pp;
+    const size_t on_device = plan.device_bytes(pp), on_host = plan.bytes_at(Home::host, pp);
+    if (on_host > plan.bytes_at(Home::host, heaviest_rank)) heaviest_rank = pp;
     all_hosts += on_host * static_cast<size_t>(plan.mesh.dp * plan.mesh.tp);
     const auto limit = plan.deck.memory.device_limit_bytes;
     if (!limit || on_device <= static_cast<size_t>(*limit)) continue;
     faults.push_back(format(
         "ranks at pp{} need {} of device memory, more than memory.device_limit = {} (heaviest: {})",
         pp, show_bytes(static_cast<double>(on_device)), show_bytes(static_cast<double>(*limit)),
-        heaviest(lines, false)));
+        heaviest(plan.memory(pp), Home::device)));
   }
   // All ranks are taken to share one host: the deck's limit is per host, and how ranks spread is
   // not known here.
@@ -54,7 +47,7 @@ void require_fit(const Plan& plan) {
         format("all ranks together need {} of host memory, more than memory.host_limit = {} "
                "(heaviest: {})",
                show_bytes(static_cast<double>(all_hosts)), show_bytes(static_cast<double>(*limit)),
-               heaviest(plan.memory(heaviest_rank), true)));
+               heaviest(plan.memory(heaviest_rank), Home::host)));
   }
   if (faults.empty()) return;
   faults.push_back(

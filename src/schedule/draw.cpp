@@ -59,18 +59,15 @@ class Row {
     }
   }
 
-  // Writes the first of `texts` that fits into the cells which [begin, end) has to itself, with a
-  // mark left behind it so that the kind can still be seen.
-  bool label(double begin, double end, const std::vector<std::string>& texts) {
+  // Writes `text` into the cells that [begin, end) has to itself, where it fits with a mark left
+  // behind it, so that the kind can still be seen. Returns whether it did.
+  bool label(double begin, double end, const std::string& text) {
     constexpr double kRounding = 1e-6;
     auto cell = static_cast<size_t>(std::ceil(scale_.cell_of(begin) - kRounding));
     const auto stop = static_cast<size_t>(std::floor(scale_.cell_of(end) + kRounding));
-    for (const std::string& text : texts) {
-      if (cell + text.size() >= stop) continue;
-      for (char digit : text) cells_[cell++].digit = digit;
-      return true;
-    }
-    return false;
+    if (cell + text.size() >= stop) return false;
+    for (char digit : text) cells_[cell++].digit = digit;
+    return true;
   }
 
   std::string text() const {
@@ -128,7 +125,8 @@ class Picture {
       for (const Span* span : spans_[rank]) rows[rank].add(*span);
       label_micros(rows[rank], spans_[rank]);
     }
-    for (size_t rank = 0; rank < rows.size() && !micro_labels_ && several_chunks_; ++rank)
+    for (size_t rank = 0;
+         rank < rows.size() && several_chunks_ && !micro_labels_ && !chunk_micro_labels_; ++rank)
       label_chunks(rows[rank], spans_[rank]);
     std::string text;
     for (size_t rank = 0; rank < rows.size(); ++rank)
@@ -147,9 +145,9 @@ class Picture {
     for (const Span* span : spans) {
       const Instruction& i = span->instruction;
       if (i.micro < 0) continue;
-      std::vector<std::string> texts{format("{}", i.micro)};
-      if (several_chunks_) texts.insert(texts.begin(), format("{}.{}", i.chunk, i.micro));
-      micro_labels_ |= row.label(span->begin, span->end, texts);
+      if (several_chunks_ && row.label(span->begin, span->end, format("{}.{}", i.chunk, i.micro)))
+        chunk_micro_labels_ = true;
+      else micro_labels_ |= row.label(span->begin, span->end, format("{}", i.micro));
     }
   }
 
@@ -160,8 +158,7 @@ class Picture {
       while (last < spans.size() && spans[last]->instruction.chunk == i.chunk &&
              spans[last]->instruction.op == i.op)
         ++last;
-      chunk_labels_ |=
-          row.label(spans[first]->begin, spans[last - 1]->end, {format("{}", i.chunk)});
+      chunk_labels_ |= row.label(spans[first]->begin, spans[last - 1]->end, format("{}", i.chunk));
     }
   }
 
@@ -171,7 +168,7 @@ class Picture {
       entries.push_back({format("{} {}", mark.mark, mark.name), mark.name.size() + 2});
     const auto explain = [&](const std::string& text) { entries.push_back({text, text.size()}); };
     if (micro_labels_) explain("0 micro-batch");
-    if (micro_labels_ && several_chunks_) explain("0.0 chunk.micro");
+    if (chunk_micro_labels_) explain("0.0 chunk.micro");
     if (chunk_labels_) explain("0 chunk");
     std::string text;
     size_t width = 0;
@@ -188,7 +185,7 @@ class Picture {
   std::vector<std::vector<const Span*>> spans_;  // by rank, in time
   std::vector<Mark> marks_;                      // in use, for the legend
   bool several_chunks_ = false;                  // on some rank
-  bool micro_labels_ = false, chunk_labels_ = false;
+  bool micro_labels_ = false, chunk_micro_labels_ = false, chunk_labels_ = false;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "voltapile/base/error.hpp"
 #include "voltapile/schedule/schedule.hpp"
@@ -44,14 +45,22 @@ double duration(const Instruction& i, const Costs& costs, bool recompute_inside)
 class Graph {
  public:
   Graph(const std::vector<Program>& programs, const ScheduleShape& shape, const Events& events,
-        int steps)
+        int steps, const MemoryOf& memory)
       : waiting_(events.list.size() * static_cast<size_t>(steps)), followers_(waiting_.size()) {
     const OperandRules rules{true, is_training(programs)};
     for (size_t rank = 0; rank < programs.size(); ++rank) {
-      std::vector<std::vector<Operand>> operands_of;
-      for (const Instruction& i : programs[rank])
-        operands_of.push_back(operands(i, static_cast<int>(rank), shape.chunks, rules));
-      std::map<std::tuple<Value, int16_t, int16_t>, Use> uses;
+      std::map<Held, Use> uses;
+      std::vector<std::vector<std::pair<Use*, Access>>> uses_of;
+      for (const Instruction& i : programs[rank]) {
+        auto& list = uses_of.emplace_back();
+        for (const Operand& o : operands(i, static_cast<int>(rank), shape.chunks, rules)) {
+          const int shared =
+              memory ? memory(static_cast<int>(rank), o.value, o.chunk, o.micro) : -1;
+          Use& use = uses[shared < 0 ? Held{-1, o.value, o.chunk, o.micro}
+                                     : Held{shared, Value{}, -1, -1}];
+          list.push_back({&use, o.access});
+        }
+      }
       std::vector<size_t> lane_last(kLaneCount, kNone);
       for (int step = 0; step < steps; ++step)
         for (size_t position = 0; position < programs[rank].size(); ++position) {
@@ -60,8 +69,7 @@ class Graph {
           size_t& before = lane_last[static_cast<size_t>(programs[rank][position].lane)];
           follow(before, event);
           before = event;
-          for (const Operand& o : operands_of[position])
-            use(uses[{o.value, o.chunk, o.micro}], o.access, event);
+          for (const auto& [used, access] : uses_of[position]) use(*used, access, event);
         }
     }
   }
@@ -85,6 +93,7 @@ class Graph {
 
  private:
   static constexpr size_t kNone = static_cast<size_t>(-1);
+  using Held = std::tuple<int, Value, int16_t, int16_t>;  // shared memory, or a value's own
   struct Use {
     size_t writer = kNone;
     std::vector<size_t> readers;
@@ -113,7 +122,7 @@ class Graph {
 }  // namespace
 
 Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& shape,
-                  const Costs& costs, int steps) {
+                  const Costs& costs, int steps, const MemoryOf& memory) {
   check_shape(shape);
   VP_CHECK(static_cast<int>(programs.size()) == shape.chunks.ranks, "{} programs for {} ranks",
            programs.size(), shape.chunks.ranks);
@@ -127,7 +136,7 @@ Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& sha
 
   const size_t per_step = events.list.size();
   std::vector<double> begin(per_step * static_cast<size_t>(steps)), end(begin.size());
-  Graph graph(programs, shape, events, steps);
+  Graph graph(programs, shape, events, steps, memory);
   const size_t visited = graph.in_order([&](size_t event, const std::vector<size_t>& followers) {
     const Place& first = events.list[event % per_step].members.front();
     end[event] =

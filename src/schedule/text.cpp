@@ -2,6 +2,7 @@
 #include <charconv>
 #include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 
 #include "voltapile/base/error.hpp"
@@ -110,20 +111,30 @@ class Parser {
   }
 
   void add(Op op, int chunk, int micro, std::string_view word, Position at) {
-    const auto [first, is_new] = seen_.try_emplace({chunk, micro, op}, at);
-    if (!is_new)
-      return fault(at, format("\"{}\" stands at {}:{} already", word, first->second.line,
-                              first->second.column));
-    const bool split = op == Op::backward_input || op == Op::backward_weight;
-    if ((op == Op::backward &&
-         (has(chunk, micro, Op::backward_input) || has(chunk, micro, Op::backward_weight))) ||
-        (split && has(chunk, micro, Op::backward)))
-      return fault(at, format("\"{}\": B stands for I and W together, so it is either", word));
-    if (op != Op::forward && !has(chunk, micro, Op::forward))
-      return fault(at, format("\"{}\" comes before F{}.{}", word, chunk, micro));
-    if (op == Op::backward_weight && !has(chunk, micro, Op::backward_input))
-      return fault(at, format("\"{}\" comes before I{}.{}", word, chunk, micro));
+    const std::string wrong = fault_of(op, chunk, micro);
+    if (!wrong.empty()) {
+      fault(at, format("\"{}\" {}", word, wrong));
+      named_.insert({chunk, micro});
+      return;
+    }
+    seen_.insert({{chunk, micro, op}, at});
     programs_.back().push_back(compute_instruction(op, chunk, micro));
+  }
+
+  // What is wrong with the instruction after those before it; empty when nothing is.
+  std::string fault_of(Op op, int chunk, int micro) const {
+    if (const auto first = seen_.find({chunk, micro, op}); first != seen_.end())
+      return format("stands at {}:{} already", first->second.line, first->second.column);
+    const bool whole = has(chunk, micro, Op::backward);
+    const bool split =
+        has(chunk, micro, Op::backward_input) || has(chunk, micro, Op::backward_weight);
+    if (op == Op::backward ? split : op != Op::forward && whole)
+      return "goes back twice: B stands for I and W together";
+    if (op != Op::forward && !has(chunk, micro, Op::forward))
+      return format("comes before F{}.{}", chunk, micro);
+    if (op == Op::backward_weight && !has(chunk, micro, Op::backward_input))
+      return format("comes before I{}.{}", chunk, micro);
+    return "";
   }
 
   bool has(int chunk, int micro, Op op) const { return seen_.contains({chunk, micro, op}); }
@@ -137,6 +148,7 @@ class Parser {
     for (int chunk = 0; chunk < shape_.chunks.chunks(); ++chunk) {
       if (rank_of(shape_.chunks, chunk) != rank) continue;
       for (int micro = 0; micro < shape_.micros; ++micro) {
+        if (named_.contains({chunk, micro})) continue;
         need(chunk, micro, Op::forward);
         if (has(chunk, micro, Op::backward_input) || has(chunk, micro, Op::backward_weight)) {
           need(chunk, micro, Op::backward_input);
@@ -171,6 +183,8 @@ class Parser {
   std::vector<Program> programs_;
   std::vector<int> lines_;  // line of each program
   std::map<std::tuple<int, int, Op>, Position> seen_;
+  std::set<std::pair<int, int>>
+      named_;  // chunks and micros in whose instructions a fault was found
   std::vector<std::pair<Position, std::string>> faults_;
 };
 

@@ -1,21 +1,13 @@
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <map>
 #include <set>
 
+#include "voltapile/base/clock.hpp"
+
 #include "engine_impl.hpp"
 
 namespace voltapile {
-
-namespace {
-
-double now() {
-  using namespace std::chrono;
-  return duration<double>(steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
 
 Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
     : context(context_),
@@ -23,24 +15,23 @@ Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
       phase(phase_),
       device(context_.device()),
       kernels(context_.device().kernels()),
-      training(&phase_ == &context_.plan().train) {
+      training(phase_.training) {
   if (!training) {
-    own_arena =
-        std::make_unique<Arena>(device, phase.buffers[static_cast<size_t>(context.coord().pp)]);
+    own_arena = std::make_unique<Arena>(context.arena(),
+                                        phase.buffers[static_cast<size_t>(context.coord().pp)]);
   }
   arena = training ? &context.arena() : own_arena.get();
 
-  // Small things of the step: the ring of states, their host copies, and the vectors that norm
-  // sums.
-  states = device.allocate(kRing * sizeof(StepState), "step state");
+  // The ring of states and the vectors that norm sums, and host copies of what a step leaves.
   host_states = device.allocate_host(kRing * sizeof(StepState), "step results");
   host_inputs = device.allocate_host(kRing * sizeof(StepInputs), "step inputs");
   host_stops = device.allocate_host(kRing * sizeof(double), "stop votes");
+  states = reinterpret_cast<StepState*>(arena->at(Value::step_state, -1, -1));
+  std::byte* sums = arena->at(Value::loss, -1, -1);
+  const auto at = [&](int index) { return sums + static_cast<size_t>(index) * sizeof(double); };
   constexpr int kSums = NormSlots::count + 1;
-  accumulators = device.allocate((kSums + 3) * sizeof(double), "norm and loss sums");
-  const auto at = [&](int index) {
-    return accumulators.data() + static_cast<size_t>(index) * sizeof(double);
-  };
+  static_assert((kSums + 3) * sizeof(double) <= kControlBytes);
+  static_assert(kRing * sizeof(StepState) <= kControlBytes);
   slots = {at(0), DType::f64, {NormSlots::count}};
   summed = {at(0), DType::f64, {kSums}};
   correct = {at(kSums), DType::f64, {2}};
@@ -86,11 +77,9 @@ void Engine::Impl::bind() {
   const BufferPlan& buffers = phase.buffers[pp];
   std::map<std::pair<Value, int>, int> numbers;
   const auto number_of = [&](const Operand& operand) {
-    // Values without a slot of their own in the plan are ordered by their name alone.
-    int slot = buffers.slot(operand.value, operand.chunk, operand.micro);
-    if (slot < 0) slot = 1'000'000 + operand.chunk * 1000 + operand.micro;
-    const auto [at, added] =
-        numbers.try_emplace({operand.value, slot}, static_cast<int>(order.size()));
+    const int slot = buffers.slot(operand.value, operand.chunk, operand.micro);
+    const Value stored_in = buffers.pool(operand.value).stored_in;
+    const auto [at, added] = numbers.try_emplace({stored_in, slot}, static_cast<int>(order.size()));
     if (added) order.emplace_back();
     return at->second;
   };
@@ -98,7 +87,8 @@ void Engine::Impl::bind() {
   const OperandRules rules{.keep_input = true, .training = training};
   for (const Instruction& instruction : phase.programs[pp]) {
     BoundInstruction bound{.instruction = instruction};
-    for (const Operand& operand : operands(instruction, context.coord().pp, phase.shape.chunks, rules)) {
+    for (const Operand& operand :
+         operands(instruction, context.coord().pp, phase.shape.chunks, rules)) {
       const int number = number_of(operand);
       if (operand.access != Access::write) bound.reads.push_back(number);
       if (operand.access != Access::read) bound.writes.push_back(number);
@@ -112,9 +102,7 @@ void Engine::Impl::bind() {
   clocks.resize(program.size());
 }
 
-StepState* Engine::Impl::state(int64_t step) const {
-  return reinterpret_cast<StepState*>(states.data()) + step % kRing;
-}
+StepState* Engine::Impl::state(int64_t step) const { return states + step % kRing; }
 
 void Engine::Impl::issue(const StepInputs* inputs, const BatchMemory& batch, int64_t valid,
                          bool stop) {
@@ -145,9 +133,9 @@ void Engine::Impl::issue(const StepInputs* inputs, const BatchMemory& batch, int
       device.wait(stream, {&device.stream(static_cast<Lane>(other)), known});
     }
     Clocked& clock = clocks[i][ring];
-    stream.run_on_host([&clock] { clock.begin = now(); });
+    stream.run_on_host([&clock] { clock.begin = now_seconds(); });
     enqueue(bound, stream, batch, valid, stop);
-    stream.run_on_host([&clock] { clock.end = now(); });
+    stream.run_on_host([&clock] { clock.end = now_seconds(); });
     const uint64_t done = device.record(stream).ticket;
     for (int slot : bound.reads) order[static_cast<size_t>(slot)].read[lane] = done;
     for (int slot : bound.writes) {
@@ -177,7 +165,7 @@ void Engine::set_state(const StepState& state) {
   auto* host = reinterpret_cast<StepState*>(impl_->host_states.data());
   for (int i = 0; i < kRing; ++i) host[i] = state;
   Stream& compute = impl_->device.stream(Lane::compute);
-  impl_->device.copy(impl_->states.data(), host, kRing * sizeof(StepState), compute);
+  impl_->device.copy(impl_->states, host, kRing * sizeof(StepState), compute);
   impl_->device.wait_on_host(impl_->device.record(compute));
 }
 

@@ -43,7 +43,7 @@ struct Engine::Impl {
   void issue(const StepInputs* inputs, const BatchMemory& batch, int64_t valid, bool stop);
   void enqueue(const BoundInstruction& bound, Stream& stream, const BatchMemory& batch,
                int64_t valid, bool stop);
-  void load_batch(int micro, const BatchMemory& batch, Stream& stream);
+  void load_batch(int chunk, int micro, const BatchMemory& batch, Stream& stream);
   void exchange(const Instruction& instruction, Stream& stream);
   int64_t rank_samples() const;
   void add_clocks(size_t ring, SummaryTimers& timers) const;
@@ -63,7 +63,7 @@ struct Engine::Impl {
   Device& device;
   Kernels& kernels;
   bool training;
-  std::unique_ptr<Arena> own_arena;  // evaluation's transient buffers
+  std::unique_ptr<Arena> own_arena;  // evaluation's view of the same memory
   const Arena* arena;
   std::vector<ChunkParts> chunks;  // by chunk number; empty for foreign ones
   std::vector<BoundInstruction> program;
@@ -71,7 +71,8 @@ struct Engine::Impl {
   std::array<Tickets, kLaneCount>
       waited_for{};  // by waiting lane: what it has been made to wait for already
 
-  Buffer states, host_states, host_inputs, host_stops, accumulators;
+  Buffer host_states, host_inputs, host_stops;
+  StepState* states = nullptr;  // kRing of them, on the device
   // On the device. `summed` is what norm adds up over the world: slots, then the number of ranks
   // that want to stop.
   TensorView slots, summed, first_bad, correct;

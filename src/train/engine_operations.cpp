@@ -9,7 +9,8 @@ namespace voltapile {
 int64_t Engine::Impl::rank_samples() const { return phase.samples_per_step / plan.mesh.dp; }
 
 std::byte* Engine::Impl::place(Value value, int chunk, int micro) const {
-  return arena->slot(value, chunk, micro) < 0 ? nullptr : arena->at(value, chunk, micro);
+  const BufferPlan& buffers = phase.buffers[static_cast<size_t>(context.coord().pp)];
+  return buffers.slot(value, chunk, micro) < 0 ? nullptr : arena->at(value, chunk, micro);
 }
 
 TensorView Engine::Impl::boundary(Value value, int chunk, int micro) const {
@@ -65,7 +66,7 @@ void Engine::Impl::enqueue(const BoundInstruction& bound, Stream& stream, const 
   const auto model = [&]() -> ChunkModel& { return *chunks[static_cast<size_t>(chunk)].model; };
   if (bound.first_backward) kernels.fill(context.gradients(chunk), 0, stream);
   switch (instruction.op) {
-    case Op::load_batch: return load_batch(micro, batch, stream);
+    case Op::load_batch: return load_batch(chunk, micro, batch, stream);
     case Op::forward: return model().forward(micro_step(chunk, micro, valid), memory(chunk, micro));
     case Op::recompute:
       return model().recompute(micro_step(chunk, micro, valid), memory(chunk, micro));
@@ -90,20 +91,19 @@ void Engine::Impl::enqueue(const BoundInstruction& bound, Stream& stream, const 
   VP_CHECK(false, "no program of this version holds {}", name_of(instruction.op));
 }
 
-// Pictures and labels of one micro-batch, whichever of them this rank uses.
-void Engine::Impl::load_batch(int micro, const BatchMemory& batch, Stream& stream) {
+// Pictures for the first chunk, labels for the last.
+void Engine::Impl::load_batch(int chunk, int micro, const BatchMemory& batch, Stream& stream) {
   const auto copy = [&](Value value, const void* host, size_t bytes_per_sample) {
-    std::byte* device_memory = place(value, -1, micro);
-    if (device_memory == nullptr) return;
     const auto bytes = static_cast<size_t>(phase.sizes.micro) * bytes_per_sample;
-    device.copy(device_memory,
+    device.copy(place(value, -1, micro),
                 static_cast<const std::byte*>(host) + static_cast<size_t>(micro) * bytes, bytes,
                 stream);
   };
   const Deck::Model& model = plan.deck.model;
-  copy(Value::pictures, batch.pictures.data(),
-       static_cast<size_t>(model.channels * model.image[0] * model.image[1]));
-  copy(Value::labels, batch.labels.data(), sizeof(int32_t));
+  if (chunk == 0)
+    copy(Value::pictures, batch.pictures.data(),
+         static_cast<size_t>(model.channels * model.image[0] * model.image[1]));
+  if (chunk == phase.shape.chunks.last()) copy(Value::labels, batch.labels.data(), sizeof(int32_t));
 }
 
 // An activation enters `chunk` from the rank of the chunk before it; a gradient leaves the other
@@ -128,22 +128,24 @@ void Engine::Impl::reduce_gradients(int chunk, Stream& stream) {
     context.links().tensor_reduce->all_reduce(gradients.slice_flat(run.begin, run.end),
                                               Reduction::sum, stream);
   }
+  // Sums are taken in the type of accumulation and rounded once, when they leave for the optimizer.
+  const Range own = context.shard(chunk);
+  const TensorView mine = gradients.slice_flat(own.begin, own.end);
   const TensorView reduced = context.reduced(chunk);
-  if (reduced.data != gradients.data) kernels.cast(gradients, reduced, stream);
+  const bool same_type = reduced.dtype == gradients.dtype;
+  Communicator& data = *context.links().data;
   if (plan.deck.optimizer.zero == 1) {
-    const Range own = context.shard(chunk);
-    context.links().data->reduce_scatter(reduced, reduced.slice_flat(own.begin, own.end),
-                                         Reduction::sum, stream);
+    data.reduce_scatter(gradients, same_type ? reduced : mine, Reduction::sum, stream);
   } else {
-    context.links().data->all_reduce(reduced, Reduction::sum, stream);
+    data.all_reduce(gradients, Reduction::sum, stream);
   }
+  if (!same_type) kernels.cast(mine, reduced, stream);
 }
 
 void Engine::Impl::norm(Stream& stream, bool stop) {
   for (int chunk : context.chunks()) {
-    const Range own = context.shard(chunk);
-    kernels.sum_squares(context.reduced(chunk).slice_flat(own.begin, own.end),
-                        chunks[static_cast<size_t>(chunk)].pieces, slots, first_bad, stream);
+    kernels.sum_squares(context.reduced(chunk), chunks[static_cast<size_t>(chunk)].pieces, slots,
+                        first_bad, stream);
   }
   // The loss is known on every tensor rank of the last chunk: one of them counts it.
   const auto slot = [&](int index) { return slots.slice_flat(index, index + 1); };
@@ -176,8 +178,7 @@ void Engine::Impl::update(int chunk, Stream& stream) {
   const Range own = context.shard(chunk);
   const Deck::Optimizer& optimizer = plan.deck.optimizer;
   const AdamW rule{optimizer.betas[0], optimizer.betas[1], optimizer.eps, optimizer.weight_decay};
-  kernels.adamw(context.reduced(chunk).slice_flat(own.begin, own.end), context.master(chunk),
-                context.m(chunk), context.v(chunk),
+  kernels.adamw(context.reduced(chunk), context.master(chunk), context.m(chunk), context.v(chunk),
                 context.weights(chunk).slice_flat(own.begin, own.end),
                 chunks[static_cast<size_t>(chunk)].decayed, rule, state(issued), stream);
 }

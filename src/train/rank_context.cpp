@@ -31,10 +31,9 @@ TensorView RankContext::gradients(int chunk) const {
 }
 
 TensorView RankContext::reduced(int chunk) const {
-  if (plan_.gradient_store == accumulate_type(plan_.train.sizes.working)) return gradients(chunk);
-  return {arena_.at(Value::reduced, chunk, -1),
-          plan_.gradient_store,
-          {plan_.chunks[static_cast<size_t>(chunk)].parameters.elements}};
+  const Range own = shard(chunk);
+  if (plan_.reduced_in_place) return gradients(chunk).slice_flat(own.begin, own.end);
+  return {arena_.at(Value::reduced, chunk, -1), plan_.gradient_store, {own.end - own.begin}};
 }
 
 Range RankContext::shard(int chunk) const {

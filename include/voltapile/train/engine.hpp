@@ -35,9 +35,10 @@ class RankContext {
 
   TensorView weights(int chunk) const;    // (flat elements) working
   TensorView gradients(int chunk) const;  // (flat elements) acc
-  TensorView reduced(int chunk) const;    // the same in the type in which gradients leave
-  Range shard(int chunk) const;           // of this data rank
-  TensorView master(int chunk) const;     // (shard elements) acc, as m and v
+  TensorView reduced(
+      int chunk) const;                // (shard elements) gradients as they leave for the optimizer
+  Range shard(int chunk) const;        // of this data rank
+  TensorView master(int chunk) const;  // (shard elements) acc, as m and v
   TensorView m(int chunk) const;
   TensorView v(int chunk) const;
 

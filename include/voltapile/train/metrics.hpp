@@ -1,12 +1,16 @@
-// metrics.jsonl is the truth, one line a step, flushed; metrics.h5 is published from it by
-// write-aside and rename, at most every 10 s and at the end, so plain h5py never meets a locked or
-// torn file.
+// metrics.jsonl is the truth, one line a step; metrics.h5 is published from it by write-aside and
+// rename, so plain h5py never meets a locked or torn file. Numbers that are not finite are null in
+// the lines and NaN in the datasets.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 
 namespace voltapile {
+
+// metrics.h5 is at most this old, plus one step.
+inline constexpr std::chrono::seconds kPublishInterval{10};
 
 struct TrainRecord {
   int64_t step = 0;  // steps done after this one, from 1
@@ -20,14 +24,18 @@ struct EvalRecord {
   int64_t samples = 0;
 };
 
+// Rank 0 only, from one thread. Error(failure) names the file that could not be written.
 class Metrics {
  public:
-  // Opens or continues run_dir/metrics.jsonl; lines of steps beyond `resume_step` (left by a killed
-  // run) and a torn last line are cut off. Rank 0 only.
+  // Opens or continues run_dir/metrics.jsonl, and publishes. Lines of steps beyond `resume_step`
+  // (left by a killed run) and a torn last line are cut off.
   Metrics(const std::filesystem::path& run_dir, int64_t resume_step);
-  ~Metrics();  // publishes
+  ~Metrics();  // publishes; a fault is logged
+  // Appends a line in one write, and publishes when that is due.
   void add(const TrainRecord&);
   void add(const EvalRecord&);
+  // Syncs the lines to the disk and renews metrics.h5. Worth a call before a checkpoint: after a
+  // power failure the lines then reach as far as the checkpoint does.
   void publish();
 
  private:

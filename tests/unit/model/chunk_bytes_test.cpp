@@ -98,6 +98,8 @@ struct Use {
   bool split;
 };
 
+void PrintTo(const Use& use, std::ostream* out) { *out << use.name; }
+
 class ChunkMemoryUse : public testing::TestWithParam<Use> {};
 
 TEST_P(ChunkMemoryUse, StaysInsideWhatIsCounted) {
@@ -135,7 +137,7 @@ TEST_P(ChunkMemoryUse, StaysInsideWhatIsCounted) {
   }
   if (use.shape.end_layer < 7) {
     memory.output = {output.data(), DType::f32, boundary.shape};
-    memory.output_gradient = memory.input;
+    memory.output_gradient = {input.data(), DType::f32, boundary.shape};
   }
   memory.pictures = {batch.pictures.data(), DType::u8, {3, 3, 8, 8}};
   memory.targets.labels = {batch.labels.data(), DType::i32, {3}};
