@@ -16,8 +16,9 @@ size_t message_bytes(size_t bytes) {
   return std::clamp((bytes + kMessages - 1) / kMessages, kShortMessage, kLongestMessage);
 }
 
-// Up to here one round of whole tensors beats two rounds of pieces.
-constexpr size_t kWholeBytes = size_t{8} << 10;
+// Up to here one round of whole tensors beats two rounds of pieces: so much to all peers together,
+// or so little to each that nothing but the number of messages counts.
+constexpr size_t kWholeBytesTogether = size_t{32} << 10, kWholeBytesEach = 512;
 // Received pieces wait here for their turn in the sum; two blocks are in flight.
 constexpr size_t kScratchBytes = size_t{8} << 20;
 constexpr size_t kShortestBlock = size_t{32} << 10, kLongestBlock = size_t{1} << 20;
@@ -152,7 +153,8 @@ void MpiEndpoint::reduce_pieces(const std::byte* data, std::byte* out, DType dty
 }
 
 void MpiEndpoint::all_reduce(const TensorView& t, Reduction op) {
-  if (t.bytes() <= kWholeBytes) return reduce_whole(t, op);
+  if (t.bytes() <= std::max(kWholeBytesTogether / at(size() - 1), kWholeBytesEach))
+    return reduce_whole(t, op);
   const auto piece_at = [&](int peer) { return piece_of(t.elements(), size(), peer); };
   auto* data = static_cast<std::byte*>(t.data);
   const size_t item = bytes_of(t.dtype);

@@ -26,6 +26,7 @@ MpiSession::MpiSession(int* argc, char*** argv) : impl_(std::make_unique<Impl>()
   int provided = MPI_THREAD_SINGLE;
   comm::check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   if (provided < MPI_THREAD_MULTIPLE) {
+    MPI_Finalize();
     throw Error(
         ExitCode::failure,
         format("this MPI gives thread level {} and voltapile needs MPI_THREAD_MULTIPLE ({}): "
