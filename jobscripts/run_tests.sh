@@ -39,9 +39,9 @@ if [ $full = yes ]; then
 fi
 
 stages=()
-# run_stage NAME FOLDER "COMMAND PREFIX" "SUITES" [MESON OPTIONS]: configures the folder, builds what
-# the tests of these suites need (of all, if none is named) and runs them. Whatever goes wrong is
-# left to be read from the reports, so that every stage runs and counts.
+# run_stage NAME FOLDER "COMMAND PREFIX" "SUITES" [MESON OPTIONS]: configures the folder, builds
+# what the tests of these suites need (of all, if none is named) and runs them. Whatever goes wrong
+# is left to be read from the reports, so that every stage runs and counts.
 run_stage() {
   local name=$1 folder=$2 prefix=$3 suites=$4 suite selection=()
   shift 4
@@ -65,7 +65,7 @@ install_packages "${voltapile_packages[@]}" || say "Going on with what this mach
 run_stage release build "" ""
 if [ $sanitizers = yes ]; then
   lean=(-Db_lundef=false -Dbuildtype=debugoptimized -Doptimization=1 -Donednn=disabled)
-  suites="unit conformance thread"
+  suites="unit thread fuzz"
   run_stage "address, undefined" build-asan "" "$suites" -Db_sanitize=address,undefined "${lean[@]}"
   # g++ 12's ThreadSanitizer cannot start under the widest address randomisation of newer kernels.
   fixed_addresses=""

@@ -4,7 +4,7 @@
 
 voltapile_packages=(
   g++ pkg-config meson ninja-build
-  libopenmpi-dev openmpi-bin libhdf5-dev zlib1g-dev libdnnl-dev
+  libopenmpi-dev openmpi-bin libhdf5-dev zlib1g-dev libxxhash-dev libdnnl-dev
   libeigen3-dev libtomlplusplus-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev
   libgtest-dev python3-pytest python3-h5py
   dataset-fashion-mnist
@@ -20,8 +20,8 @@ install_packages() {
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
     say "No apt here, so nothing is installed. Needed, as modules or packages of this machine:" \
       "a C++20 compiler, Meson 1.0, ninja, MPI, HDF5 (serial), Eigen 3.4, toml++ 3, spdlog, fmt," \
-      "CLI11, nlohmann-json, zlib, GoogleTest; oneDNN is optional. Python with h5py and pytest" \
-      "serves the tests, Fashion-MNIST (four gzipped IDX files) the quickstart."
+      "CLI11, nlohmann-json, xxHash, zlib, GoogleTest; oneDNN is optional. Python with h5py and" \
+      "pytest serves the tests, Fashion-MNIST (four gzipped IDX files) the quickstart."
     return 1
   fi
   installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null || true)
@@ -40,13 +40,16 @@ install_packages() {
       return 1
     fi
   fi
-  say "Installing by apt, with what they depend on (a few minutes the first time):" "  ${missing[*]}"
+  say "Installing by apt, with what they depend on (a few minutes the first time):" \
+    "  ${missing[*]}"
   local log quiet=(env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0)
   log=$(mktemp)
-  if ! "${as_root[@]}" "${quiet[@]}" update >"$log" 2>&1 ||
-    ! "${as_root[@]}" "${quiet[@]}" install -y --no-install-recommends "${missing[@]}" >>"$log" 2>&1; then
+  if ! { "${as_root[@]}" "${quiet[@]}" update &&
+    "${as_root[@]}" "${quiet[@]}" install -y --no-install-recommends "${missing[@]}"; } \
+    >"$log" 2>&1; then
     tail -n 20 "$log" >&2
-    say "The installation failed; its last lines are above, all of them in $log. By hand:" "  sudo $line"
+    say "The installation failed; its last lines are above, all of them in $log. By hand:" \
+      "  sudo $line"
     return 1
   fi
   rm -f "$log"

@@ -37,7 +37,8 @@ class Endpoint {
   std::string label() const;
   void set_label(const std::string& name, const std::string& place);
 
-  // Held during a call: finds use from two lanes at once, and gives label() its call.
+  // Held during a call: refuses it after a failure, finds use from two lanes at once, and gives
+  // label() its call.
   class Turn {
    public:
     Turn(Endpoint& endpoint, const char* call);

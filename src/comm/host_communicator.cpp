@@ -134,6 +134,12 @@ Endpoint::Turn::Turn(Endpoint& endpoint, const char* call) : endpoint_(endpoint)
   VP_CHECK(endpoint.call_.compare_exchange_strong(other, call),
            "{} while {} is still running: one communicator, one lane at a time", call,
            endpoint.label());
+  try {
+    endpoint.throw_if_lost();
+  } catch (...) {
+    endpoint.call_.store(nullptr);
+    throw;
+  }
 }
 
 std::unique_ptr<Communicator> make_communicator(std::shared_ptr<Endpoint> endpoint) {

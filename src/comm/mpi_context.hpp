@@ -31,6 +31,7 @@ class MpiContext {
   void abort(const std::string& why);  // the first cause stays; tells every rank
   void throw_if_lost(const Endpoint& end);
   bool lost() const { return lost_.load(); }
+  bool told_by_another() const { return told_.load(); }
 
   bool usable() const { return !lost_.load() && !closed_.load(); }  // MPI calls make sense
   void close();                                                     // before MPI_Finalize
@@ -38,12 +39,11 @@ class MpiContext {
  private:
   static constexpr size_t kNewsBytes = 2048;  // below every transport's eager limit
   void listen();
-  void mark_lost(const std::string& why);
   std::string why() const;
 
   int rank_ = 0, size_ = 1;
   MPI_Comm control_ = MPI_COMM_NULL;
-  std::atomic<bool> lost_{false}, closed_{false};
+  std::atomic<bool> lost_{false}, told_{false}, closed_{false};
   std::mutex listening_;  // guards the pending receive
   std::array<char, kNewsBytes> news_{};
   MPI_Request pending_ = MPI_REQUEST_NULL;

@@ -1,5 +1,7 @@
+#include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include <mpi.h>
@@ -10,6 +12,11 @@
 
 namespace voltapile {
 
+namespace {
+// The rank with the cause prints its message and ends the job, with its code, within this time.
+constexpr std::chrono::seconds kPatience(5);
+}  // namespace
+
 struct MpiSession::Impl {
   std::shared_ptr<comm::MpiContext> context;
   int exceptions_at_birth = std::uncaught_exceptions();
@@ -19,6 +26,7 @@ MpiSession::MpiSession(int* argc, char*** argv) : impl_(std::make_unique<Impl>()
   int provided = MPI_THREAD_SINGLE;
   comm::check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   if (provided < MPI_THREAD_MULTIPLE) {
+    MPI_Finalize();
     throw Error(
         ExitCode::failure,
         format("this MPI gives thread level {} and voltapile needs MPI_THREAD_MULTIPLE ({}): "
@@ -45,6 +53,7 @@ int MpiSession::rank() const { return impl_->context->rank(); }
 int MpiSession::size() const { return impl_->context->size(); }
 
 void MpiSession::abort(int exit_code) {
+  if (impl_->context->told_by_another()) std::this_thread::sleep_for(kPatience);
   MPI_Abort(MPI_COMM_WORLD, exit_code);
   std::_Exit(exit_code);
 }

@@ -12,13 +12,9 @@ class SoloEndpoint final : public comm::Endpoint {
   void all_gather(const TensorView&, const TensorView&) override {}
   void broadcast(const TensorView&, int) override {}
   void exchange(std::span<const Transfer>) override {}
-  void barrier() override { throw_if_lost(); }
-  std::vector<std::string> gather_text(const std::string& text) override {
-    throw_if_lost();
-    return {text};
-  }
+  void barrier() override {}
+  std::vector<std::string> gather_text(const std::string& text) override { return {text}; }
   std::shared_ptr<Endpoint> split(int color, int) override {
-    throw_if_lost();
     return color < 0 ? nullptr : std::make_shared<SoloEndpoint>();
   }
   void abort(const std::string& why) override {

@@ -18,9 +18,6 @@ Handle access_properties(const std::string& where, ExitCode code) {
   // Cluster file systems mounted without locks are common; the run folder has a lock of its own.
   check(H5Pset_file_locking(list.id(), true, true), code, where, "cannot choose file locking");
 #endif
-  // A file closes although something inside it is still open: handles may outlive their file.
-  check(H5Pset_fclose_degree(list.id(), H5F_CLOSE_STRONG), code, where,
-        "cannot choose how to close");
   return list;
 }
 
@@ -80,6 +77,9 @@ File File::create_in_memory(const std::filesystem::path& name, size_t user_block
   const Handle access = access_properties(where, code);
   constexpr size_t kGrowth = size_t{1} << 20;
   check(H5Pset_fapl_core(access.id(), kGrowth, false), code, where, "cannot build in memory");
+  // Closes with all that is open inside: nothing may be left that writes to the image later.
+  check(H5Pset_fclose_degree(access.id(), H5F_CLOSE_STRONG), code, where,
+        "cannot choose how to close");
   H5FD_file_image_callbacks_t callbacks{};
   callbacks.image_realloc = Image::grow;
   callbacks.image_free = Image::keep;
@@ -119,6 +119,10 @@ std::vector<std::byte> File::close_image() {
 
 void File::close() {
   Turn turn;
+  // With anything open inside, HDF5 would put the closing off and say nothing. (It can close the
+  // file all the same, but then no virtual dataset may use that file meanwhile: it reads as NaN.)
+  const ssize_t open = H5Fget_obj_count(handle_.id(), H5F_OBJ_ALL | H5F_OBJ_LOCAL);
+  VP_CHECK(open == 1 || image_ != nullptr, "{}: closed with {} handles open", where_, open - 1);
   check(H5Fclose(handle_.release()), code_, where_, "cannot close");
 }
 

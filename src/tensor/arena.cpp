@@ -42,15 +42,15 @@ Arena::Arena(const Arena& memory, const BufferPlan& buffers)
 }
 
 int Arena::slot(Value value, int chunk, int micro) const {
-  const int slot = plan_->slot(value, chunk, micro);
-  VP_CHECK(slot >= 0, "the plan has no slot for {} of chunk {}, micro {}", name_of(value), chunk,
-           micro);
-  return slot;
+  return plan_->slot(value, chunk, micro);
 }
 
 std::byte* Arena::at(Value value, int chunk, int micro) const {
+  const int number = slot(value, chunk, micro);
+  VP_CHECK(number >= 0, "the plan has no slot for {} of chunk {}, micro {}", name_of(value), chunk,
+           micro);
   const auto pool = static_cast<size_t>(plan_->pool(value).stored_in);
-  return (*slots_)[pool][static_cast<size_t>(slot(value, chunk, micro))];
+  return (*slots_)[pool][static_cast<size_t>(number)];
 }
 
 size_t Arena::bytes() const {

@@ -125,15 +125,12 @@ struct Metrics::Impl {
 
   Impl(const std::filesystem::path& run_dir, int64_t resume_step)
       : lines_path(run_dir / "metrics.jsonl"), h5_path(run_dir / "metrics.h5") {
-    if (std::filesystem::exists(lines_path)) resume(resume_step);
+    // The datasets first: a kill in between must not leave them with steps that the lines lack.
+    const Cut cut = read_lines(resume_step);
+    publish_datasets();
+    apply(cut);
     fd = ::open(lines_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (fd < 0) throw_errno(lines_path, "cannot open this file for appending");
-    try {
-      publish();
-    } catch (...) {
-      ::close(fd);
-      throw;
-    }
   }
   ~Impl() { ::close(fd); }
   Impl(const Impl&) = delete;
@@ -144,38 +141,50 @@ struct Metrics::Impl {
     if (const auto* e = std::get_if<EvalRecord>(&record)) eval.push_back(*e);
   }
 
-  // Reads the lines up to resume_step and cuts the rest off.
-  void resume(int64_t resume_step) {
+  // What must go from the lines: their end from `bytes` on, or, when something in the middle goes,
+  // everything but `kept`.
+  struct Cut {
+    enum class Kind { nothing, end, middle } kind = Kind::nothing;
+    size_t bytes = 0;
+    std::string kept;
+  };
+
+  Cut read_lines(int64_t resume_step) {
+    Cut cut;
+    if (!std::filesystem::exists(lines_path)) return cut;
     std::ifstream in(lines_path, std::ios::binary);
     if (!in) throw_errno(lines_path, "cannot open this file");
-    std::string line, kept;
-    size_t offset = 0, tail = 0;  // tail: where the kept lines end, while nothing else was dropped
-    bool only_tail = true;
+    size_t offset = 0;
     int64_t unreadable = 0;
-    while (std::getline(in, line)) {
+    for (std::string line; std::getline(in, line);) {
       const bool torn = in.eof();  // no newline: a write that a kill cut short
-      const size_t end = offset + line.size() + (torn ? 0 : 1);
       const auto record = torn ? std::nullopt : parse_line(line);
       if (!record && !torn) ++unreadable;
       if (record && step_of(*record) <= resume_step) {
-        only_tail = only_tail && tail == offset;
-        tail = end;
-        kept += line + "\n";
+        if (cut.kind != Cut::Kind::nothing) cut.kind = Cut::Kind::middle;
+        cut.kept += line + "\n";
         keep(*record);
+      } else if (cut.kind == Cut::Kind::nothing) {
+        cut.kind = Cut::Kind::end;
+        cut.bytes = offset;
       }
-      offset = end;
+      offset += line.size() + 1;
     }
+    if (in.bad()) throw_errno(lines_path, "cannot read");
     if (unreadable > 0) {
-      log::warn(format("{}: {} unreadable lines were removed", lines_path.string(), unreadable));
+      log::warn(format("{}: {} unreadable lines are removed", lines_path.string(), unreadable));
     }
-    if (tail == offset && only_tail) return;
-    // Cutting keeps the file that a `tail -f` has open; it only works at the end.
-    if (only_tail) {
-      if (::truncate(lines_path.c_str(), static_cast<off_t>(tail)) != 0) {
-        throw_errno(lines_path, "cannot cut this file");
-      }
-    } else {
-      publish_file(lines_path, std::as_bytes(std::span(kept)));
+    return cut;
+  }
+
+  void apply(const Cut& cut) {
+    if (cut.kind == Cut::Kind::middle) {
+      publish_file(lines_path, std::as_bytes(std::span(cut.kept)));
+    }
+    // Keeps the file that a `tail -f` has open.
+    if (cut.kind == Cut::Kind::end &&
+        ::truncate(lines_path.c_str(), static_cast<off_t>(cut.bytes)) != 0) {
+      throw_errno(lines_path, "cannot cut this file");
     }
   }
 
@@ -193,6 +202,10 @@ struct Metrics::Impl {
 
   void publish() {
     if (::fsync(fd) != 0) throw_errno(lines_path, "cannot sync this file to the disk");
+    publish_datasets();
+  }
+
+  void publish_datasets() {
     h5::File file = h5::File::create_in_memory(h5_path);
     {
       h5::Group group = file.create_group("train");

@@ -2,10 +2,11 @@
 
     count_cases.py [--markdown FILE] STAGE=FOLDER...
 
-A program with a GoogleTest or pytest report counts by its cases, any other program as one case. One
-that failed without a failed case in its report (it crashed, ran out of time, or a sanitizer spoke at
-its end) counts as one failed case more. A stage that did not even start leaves a file `not_run` with
-the reason in its folder. The last line is `N passed, N failed`; the exit code is 1 if any failed.
+A program with a GoogleTest or pytest report counts by its cases, any other program as one case.
+One that failed without a failed case in its report (it crashed, ran out of time, or a sanitizer
+spoke at its end) counts as one failed case more. A stage that did not even start leaves a file
+`not_run` with the reason in its folder. The last line is `N passed, N failed`; the exit code is 1
+if any failed.
 """
 import argparse
 import pathlib
@@ -41,7 +42,8 @@ def count_program(command):
     passed, failed = 0, []
     exit_file = command.with_suffix(".exit")
     code = int(exit_file.read_text()) if exit_file.exists() else None
-    reports = [r for kind in ("gtest", "pytest") if (r := command.with_suffix(f".{kind}.xml")).exists()]
+    reports = [command.with_suffix(suffix) for suffix in (".gtest.xml", ".pytest.xml")]
+    reports = [report for report in reports if report.exists()]
     for report in reports:
         try:
             more_passed, more_failed = cases_in(report)
@@ -89,7 +91,8 @@ def publish(path, table):
     """Puts the table between its two marks in the page; the rest of the page is not touched."""
     page = path.read_text() if path.exists() else "# Reliability\n"
     if BEGIN not in page:
-        page += f"\n## Every test in full\n`jobscripts/run_tests.sh --full` wrote this table.\n\n{BEGIN}\n{END}\n"
+        page += "\n## Every test in full\n`jobscripts/run_tests.sh --full` wrote this table.\n\n"
+        page += f"{BEGIN}\n{END}\n"
     head, rest = page.split(BEGIN, 1)
     tail = rest.split(END, 1)[1]
     path.write_text(f"{head}{BEGIN}\n{table}\n{END}{tail}")

@@ -1,11 +1,12 @@
-"""The count that run_tests.sh ends with: what fails must never be counted as passed, or not at all."""
+"""The count that run_tests.sh ends with: a failure must never count as passed, nor go missing."""
 import pathlib
 import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).parent
 GTEST = """<?xml version="1.0"?><testsuites><testsuite name="S">
-<testcase classname="S" name="a" status="run"/><testcase classname="S" name="b" status="run">{inside}</testcase>
+<testcase classname="S" name="a" status="run"/>
+<testcase classname="S" name="b" status="run">{inside}</testcase>
 <testcase classname="S" name="c" status="run"><skipped message="no"/></testcase>
 <testcase classname="S" name="d" status="notrun"/></testsuite></testsuites>"""
 FAILURE = '<failure message="x"/>'

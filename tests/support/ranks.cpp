@@ -57,6 +57,8 @@ int run_under_mpirun(int argc, char** argv) {
   if (mpi.rank() > 0) {
     auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
     delete listeners.Release(listeners.default_result_printer());
+    // All processes are given the same file name for the report.
+    delete listeners.Release(listeners.default_xml_generator());
     listeners.Append(new FailuresOnly);
   }
   const int rc = RUN_ALL_TESTS();

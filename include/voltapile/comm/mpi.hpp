@@ -18,7 +18,9 @@ class MpiSession {
   std::unique_ptr<Communicator> world();
   int rank() const;
   int size() const;
-  // Ends every rank of the job with this exit code at once.
+  // Ends every rank of the job with this exit code, at once; but a rank that only echoes another's
+  // failure (PeerFailure) first leaves that one 5 s to do so, so that its words and code are the
+  // last.
   [[noreturn]] void abort(int exit_code);
 
  private:

@@ -2,6 +2,7 @@
 // plan` prints.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "voltapile/plan/plan.hpp"
 
@@ -13,17 +14,24 @@ struct Forecast {
   double hardware_flops_per_step = 0;  // recomputation included
   double bubble = 0;                   // simulated, costs by FLOPs
   double bubble_formula = -1;          // -1: none for this schedule
-  double activation_bytes = 0;         // kept from forward to backward, heaviest rank
+  // Heaviest rank: what is kept from forward to backward (saved tensors and boundary activations)
+  // and the buffer in which a segment is rebuilt.
+  double activation_bytes = 0;
   double activation_bytes_without_recompute = 0;
 };
 Forecast forecast(const Plan& plan);
 
+// Costs of simulate() in proportion to FLOPs: 1 is the forward of a mean chunk. Transfers,
+// reductions and updates take no time.
+Costs costs_by_flops(const Plan& plan);
+
 // The whole text of `voltapile plan`: mesh, chunks, shards, schedule picture, bubble, parameters,
-// FLOPs, and memory by name for each kind of rank, with the limits of the deck beside it.
+// FLOPs, and memory by name for each kind of rank, with the limits of the deck beside it. No line
+// is wider than `columns` (at least 80) where names allow it.
 std::string describe(const Plan& plan, int columns = 100);
 
 // Homes and stores that the deck may ask for but this version cannot train yet; one message each,
-// naming the key.
+// naming the key and the fix.
 std::vector<std::string> not_trainable(const Plan& plan);
 
 }  // namespace voltapile

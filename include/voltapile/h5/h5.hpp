@@ -158,8 +158,9 @@ class File : public Group {
 
   // Closes and returns the file's bytes (create_in_memory only).
   std::vector<std::byte> close_image();
-  // Closes, and reports what the destructor would swallow. HDF5 can miss a failed write of its own
-  // cached metadata here (seen with 1.10.8 on a full disk): read back what matters.
+  // Closes, and reports what the destructor would swallow; nothing inside may be open any more.
+  // HDF5 can miss a failed write of its own cached metadata here (seen with 1.10.8 on a full disk):
+  // read back what matters.
   void close();
 
  private:

@@ -23,7 +23,7 @@ class Arena {
   // where the slot has no bytes. Gradients reduced in place: `reduced` is the memory of
   // `gradients`.
   std::byte* at(Value value, int chunk, int micro) const;
-  // Throws if the plan gave it none.
+  // -1 if the plan gave it none.
   int slot(Value value, int chunk, int micro) const;
   size_t bytes() const;
 

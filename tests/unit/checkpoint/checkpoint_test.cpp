@@ -55,7 +55,7 @@ bool in_child(F&& f) {
 
 TEST(Checkpoint, AnyMeshReadsWhatAnyMeshWrote) {
   const std::vector<Mesh> meshes = {{1, 1, 1}, {2, 1, 1}, {1, 3, 1}, {1, 1, 4},
-                                    {1, 2, 2}, {2, 2, 2}, {3, 1, 2}, {1, 5, 4}};
+                                    {1, 2, 2}, {2, 2, 2}, {3, 1, 2}, {1, 3, 4}};
   for (const Mesh& writer : meshes) {
     const sample::Folder folder;
     sample::save(folder.path(), writer, 5, 1);
@@ -65,6 +65,7 @@ TEST(Checkpoint, AnyMeshReadsWhatAnyMeshWrote) {
     EXPECT_EQ(found.tensors, 12);
     EXPECT_EQ(found.shards, writer.size());
     for (const Mesh& reader : meshes) {
+      if (!sample::full_run() && reader.size() + writer.size() > 12) continue;
       EXPECT_EQ(sample::load_wrong(checkpoint, reader, 5, 2), 0)
           << writer.text() << " read by " << reader.text();
     }
@@ -289,19 +290,19 @@ TEST(Checkpoint, LoadingIntoAnotherModelNamesTheTensor) {
 // A virtual dataset reads as NaN without an error when its process may open no more files.
 TEST(Checkpoint, TooFewFileDescriptorsAreRaisedOrReported) {
   const sample::Folder folder;
-  const Mesh mesh{1, 40, 1};
+  const Mesh mesh{1, 20, 1};
   sample::save(folder.path(), mesh, 1, 1);
   const auto limited = [&](rlim_t soft, rlim_t hard) {
     const rlimit files = {soft, hard};
     setrlimit(RLIMIT_NOFILE, &files);
   };
   EXPECT_TRUE(in_child([&] {
-    limited(16, 4096);
+    limited(14, 4096);
     return sample::load_wrong(folder.path() / "latest", {1, 1, 1}, 1, 1) == 0 &&
            verify_checkpoint(folder.path() / "latest").faults.empty();
   }));
   EXPECT_TRUE(in_child([&] {
-    limited(16, 16);
+    limited(14, 14);
     const Error error = error_of([&] {
       sample::load_wrong(folder.path() / "latest", {1, 1, 1}, 1, 1);
     });

@@ -1,6 +1,7 @@
 // Values for communicator tests, and what the operations must make of them: plain loops.
 #pragma once
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -8,6 +9,12 @@
 #include "voltapile/comm/communicator.hpp"
 
 namespace voltapile::testing {
+
+// All of a grid that is sampled otherwise.
+inline bool full() {
+  const char* value = std::getenv("VOLTAPILE_FULL");
+  return value != nullptr && std::string_view(value) == "1";
+}
 
 inline uint64_t mixed(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;

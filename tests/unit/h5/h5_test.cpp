@@ -55,13 +55,15 @@ TEST_F(H5, AttributesKeepEveryBitOfTheirType) {
   const std::string long_text(200'000, 'x');  // beyond the 64 KiB of the oldest file format
   {
     File file = File::create(folder_ / "a.h5");
-    Group group = file.create_group("g");
-    group.set_attribute("negative", int64_t{-5});
-    group.set_attribute("seed", uint64_t{0xFFFFFFFFFFFFFFFFu});
-    group.set_attribute("scale", 0.1);
-    group.set_attribute("text", std::string_view("a = \"\xC3\xA9\"\n"));
-    group.set_attribute("empty", std::string_view(""));
-    group.set_attribute("long", std::string_view(long_text));
+    {
+      Group group = file.create_group("g");
+      group.set_attribute("negative", int64_t{-5});
+      group.set_attribute("seed", uint64_t{0xFFFFFFFFFFFFFFFFu});
+      group.set_attribute("scale", 0.1);
+      group.set_attribute("text", std::string_view("a = \"\xC3\xA9\"\n"));
+      group.set_attribute("empty", std::string_view(""));
+      group.set_attribute("long", std::string_view(long_text));
+    }
     file.close();
   }
   const File file = File::open(folder_ / "a.h5");
@@ -137,9 +139,11 @@ TEST_F(H5, DatasetBytesLieAtTheOffsetThatIsTold) {
   int64_t offset = 0;
   {
     File file = File::create(folder_ / "a.h5");
-    Dataset dataset = file.create_dataset("x", DType::f32, Shape{1000});
-    dataset.write(values.data(), DType::f32);
-    offset = dataset.file_offset();
+    {
+      Dataset dataset = file.create_dataset("x", DType::f32, Shape{1000});
+      dataset.write(values.data(), DType::f32);
+      offset = dataset.file_offset();
+    }
     file.close();
   }
   std::ifstream raw(folder_ / "a.h5", std::ios::binary);
@@ -158,8 +162,7 @@ TEST_F(H5, AVirtualDatasetShowsItsPartsAndNaNElsewhere) {
     const std::vector<VirtualPart> parts = {
         {"p0.h5", "/x", 8, Runs{0, 3, 3, 2}, {Shape{0, 1}, Shape{3, 2}}},
         {"p1.h5", "/x", 4, Runs{1, 3, 1, 3}, {Shape{0, 0}, Shape{3, 1}}}};
-    Group group = file.create_group("whole");
-    group.create_virtual("w", Shape{4, 3}, parts);
+    file.create_group("whole").create_virtual("w", Shape{4, 3}, parts);
     file.create_group("alias").link("again", "/whole/w");
     file.close();
   }
@@ -176,6 +179,13 @@ TEST_F(H5, AVirtualDatasetShowsItsPartsAndNaNElsewhere) {
   for (size_t i = 9; i < 12; ++i) EXPECT_TRUE(std::isnan(got[i]));
   got = read("alias", "again");
   EXPECT_EQ(std::vector<float>(got.begin(), got.begin() + 9), wanted);
+
+  // A source that is open elsewhere in this process must not read as absent.
+  {
+    const File source = File::open(folder_ / "p1.h5");
+    got = read("whole", "w");
+    EXPECT_EQ(std::vector<float>(got.begin(), got.begin() + 9), wanted);
+  }
 
   // HDF5 says nothing when a source is gone, which is why the fill value must show.
   std::filesystem::remove(folder_ / "p1.h5");
@@ -233,6 +243,12 @@ TEST_F(H5, AFileBuiltInMemoryOpensBehindItsUserBlock) {
   std::vector<float> got(10);
   File::open(folder_ / "m.h5").open_dataset("x").read(got.data(), DType::f32);
   EXPECT_EQ(got, values);
+}
+
+TEST_F(H5, ClosingWithHandlesOpenIsAFaultOfTheProgram) {
+  File file = File::create(folder_ / "a.h5");
+  const Group group = file.create_group("g");
+  EXPECT_EQ(error_of([&] { file.close(); }).code(), ExitCode::failure);
 }
 
 TEST_F(H5, FaultsNameTheFileAndSayWhoseTheyAre) {

@@ -143,6 +143,8 @@ TEST(Memory, WeightsAndStateAreFourteenBytesAParameterInF16AndSplitByZero) {
   plan = make_plan(deck);
   EXPECT_NEAR(bytes(plan, Value::state), 12 * parameters / 4, 0.05 * parameters);
   EXPECT_NEAR(bytes(plan, Value::reduced), 4 * parameters / 4, 0.02 * parameters);
+  deck.memory.gradients = GradientStore::working;
+  EXPECT_NEAR(bytes(make_plan(deck), Value::reduced), 2 * parameters / 4, 0.02 * parameters);
 }
 
 TEST(Memory, HomesMoveTheirLines) {

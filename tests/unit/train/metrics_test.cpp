@@ -173,7 +173,7 @@ TEST_F(MetricsFiles, AFileThatCannotBeWrittenIsAnError) {
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::failure);
-    EXPECT_NE(std::string(error.what()).find("metrics.jsonl"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("metrics."), std::string::npos);
   }
   fs::create_directory(folder_ / "metrics.jsonl");
   EXPECT_THROW(Metrics(folder_, 0), Error);

@@ -1,0 +1,235 @@
+#include <algorithm>
+
+#include "voltapile/base/units.hpp"
+#include "voltapile/forecast/forecast.hpp"
+
+#include "memory_table.hpp"
+#include "table.hpp"
+
+namespace voltapile {
+namespace {
+
+std::string show_flops(double flops) {
+  static constexpr std::string_view kUnits[] = {"FLOP",  "kFLOP", "MFLOP", "GFLOP",
+                                                "TFLOP", "PFLOP", "EFLOP", "ZFLOP"};
+  size_t unit = 0;
+  while (flops >= 999.5 && unit + 1 < std::size(kUnits)) flops /= 1e3, ++unit;
+  return format("{:.3g} {}", flops, kUnits[unit]);
+}
+
+std::string percent(double fraction) { return format("{:.1f} %", 100 * fraction); }
+std::string plural(int64_t count, std::string_view noun) {
+  return format("{} {}{}", show_grouped(count), noun, count == 1 ? "" : "s");
+}
+
+// "0, 4, 8 .. 36" where all is named, or the ends of a longer list.
+std::string shortened(const std::vector<std::string>& parts) {
+  constexpr size_t kShown = 4;
+  if (parts.size() <= kShown) return join(parts, ", ");
+  return format("{}, {} .. {}", parts[0], parts[1], parts.back());
+}
+
+class Page {
+ public:
+  Page(const Plan& plan, int columns)
+      : plan_(plan),
+        deck_(plan.deck),
+        forecast_(forecast(plan)),
+        columns_(static_cast<size_t>(std::max(columns, 80))) {}
+
+  std::string text() {
+    title();
+    facts();
+    schedule();
+    layers();
+    heading("Memory of each rank");
+    text_ += memory_table(plan_, columns_, kIndent);
+    notes();
+    return std::move(text_);
+  }
+
+ private:
+  static constexpr std::string_view kIndent = "  ";
+  static constexpr size_t kNameWidth = 13;
+
+  void heading(std::string_view name) { text_ += format("\n{}\n", name); }
+  void fact(std::string_view name, std::string_view value) {
+    const std::string indent(kIndent.size() + kNameWidth, ' ');
+    text_ += format("{}{:<{}}{}\n", kIndent, name, kNameWidth,
+                    wrapped(value, columns_ - indent.size(), indent));
+  }
+
+  void title() {
+    const std::string what =
+        format("{}: {} parameters on {}", deck_.run.name, show_count(forecast_.parameters),
+               plural(plan_.mesh.size(), "rank"));
+    const size_t used = display_width(what) + display_width(deck_.path);
+    text_ += what;
+    if (!deck_.path.empty() && used + 2 <= columns_)
+      text_ += std::string(columns_ - used, ' ') + deck_.path;
+    text_ += '\n';
+    std::string rule;
+    for (size_t i = 0; i < columns_; ++i) rule += "─";
+    text_ += rule + '\n';
+  }
+
+  void facts() {
+    const auto& m = deck_.model;
+    const Architecture& a = plan_.architecture;
+    std::vector<std::string> extras;
+    if (m.qk_norm) extras.push_back("QK-norm");
+    if (m.layer_scale != 0) extras.push_back("LayerScale");
+    if (m.drop_path != 0) extras.push_back(format("drop path {}", m.drop_path));
+    extras.push_back(m.position == Position::learned ? "learned positions" : "2-D sine positions");
+    extras.push_back(m.pool == Pool::mean ? "mean pooling" : "class token");
+    fact("model", format("{} of width {}, {} of {}, mlp {}, {}", plural(m.depth, "block"),
+                         show_grouped(m.dim), plural(m.heads, "head"), a.head_dim(),
+                         show_grouped(m.mlp), join(extras, ", ")));
+    fact("pictures", format("{} x {} x {} in patches of {} x {}: {}; {}", m.image[0], m.image[1],
+                            m.channels, m.patch[0], m.patch[1], plural(a.tokens(), "token"),
+                            m.classes == 1 ? "1 class" : show_grouped(m.classes) + " classes"));
+    fact("mesh",
+         format("{}: pipeline x data x tensor{}", plan_.mesh.text(),
+                plan_.mesh.size() == 1 ? std::string()
+                                       : format(", started by mpirun -n {}", plan_.mesh.size())));
+    fact("step", format("{} = {} of {} on {}{}", plural(deck_.batch.global, "sample"),
+                        micro_batches(plan_.train.shape.micros), deck_.batch.micro,
+                        plural(plan_.mesh.dp, "data rank"), length_of_run()));
+    fact("evaluation", format("{} of {} on {} at a time", micro_batches(plan_.eval.shape.micros),
+                              deck_.eval.batch, plural(plan_.mesh.dp, "data rank")));
+    fact("numbers", numbers());
+    fact("work", work());
+    fact("activations", activations());
+  }
+
+  std::string length_of_run() const {
+    if (deck_.run.steps)
+      return format("; {}, {}", plural(*deck_.run.steps, "step"),
+                    plural(*deck_.run.steps * deck_.batch.global, "sample"));
+    if (deck_.run.epochs) return format("; {} epochs", *deck_.run.epochs);
+    return "";
+  }
+
+  std::string numbers() const {
+    const DType working = deck_.precision.type;
+    std::string scale;
+    if (working == DType::f16)
+      scale = deck_.precision.loss_scale ? format(", loss scale {}", *deck_.precision.loss_scale)
+                                         : std::string(", dynamic loss scale");
+    return format("{}{}; gradients leave as {}; sequence parallelism {}", name_of(working), scale,
+                  name_of(plan_.gradient_store), plan_.sequence ? "on" : "off");
+  }
+
+  std::string work() const {
+    const double samples = static_cast<double>(deck_.batch.global);
+    std::string text = format("{} a step, {} a sample", show_flops(forecast_.model_flops_per_step),
+                              show_flops(forecast_.model_flops_per_step / samples));
+    if (forecast_.hardware_flops_per_step > forecast_.model_flops_per_step)
+      text +=
+          format("; {} a step with recomputation", show_flops(forecast_.hardware_flops_per_step));
+    if (deck_.run.steps)
+      text += format("; {} for the run", show_flops(static_cast<double>(*deck_.run.steps) *
+                                                    forecast_.model_flops_per_step));
+    return text;
+  }
+
+  std::string activations() const {
+    const double kept = forecast_.activation_bytes,
+                 all = forecast_.activation_bytes_without_recompute;
+    if (deck_.memory.recompute == Recompute::none)
+      return format("{} on the heaviest rank, nothing recomputed", show_bytes(all));
+    return format("{} on the heaviest rank; {} without recomputation: {} saved", show_bytes(kept),
+                  show_bytes(all), percent(1 - kept / all));
+  }
+
+  void schedule() {
+    const int per_rank = plan_.train.shape.chunks.chunks() / plan_.mesh.pp;
+    const auto& p = deck_.parallel;
+    heading(format("Schedule: {}, {} on each of {}, {}",
+                   p.schedule == "file" ? p.schedule_file : p.schedule, plural(per_rank, "chunk"),
+                   plural(plan_.mesh.pp, "pipeline rank"),
+                   micro_batches(plan_.train.shape.micros)));
+    const Timeline timeline =
+        simulate(plan_.train.programs, plan_.train.shape, costs_by_flops(plan_));
+    std::string picture =
+        draw(timeline, plan_.mesh.pp, static_cast<int>(columns_ - kIndent.size()));
+    for (size_t at = 0; at < picture.size();) {
+      const size_t end = picture.find('\n', at);
+      text_ += std::string(kIndent) + picture.substr(at, end - at) + '\n';
+      if (end == std::string::npos) break;
+      at = end + 1;
+    }
+    std::string text = format("{} simulated, costs by FLOPs", percent(forecast_.bubble));
+    if (forecast_.bubble_formula >= 0)
+      text += format("; {} by the formula for equal chunks", percent(forecast_.bubble_formula));
+    fact("bubble", text);
+  }
+
+  static std::string micro_batches(int64_t count) {
+    return format("{} micro-batch{}", show_grouped(count), count == 1 ? "" : "es");
+  }
+
+  std::string layers_of_chunk(const Chunk& chunk) const {
+    std::vector<int> blocks;
+    bool embedding = false, head = false;
+    for (int l = chunk.first_layer; l < chunk.end_layer; ++l) {
+      const Layer& layer = plan_.architecture.layers[static_cast<size_t>(l)];
+      if (layer.kind == LayerKind::block) blocks.push_back(layer.block);
+      embedding |= layer.kind == LayerKind::embedding;
+      head |= layer.kind == LayerKind::head;
+    }
+    const std::string range = blocks.size() == 1 ? format("{}", blocks.front())
+                                                 : format("{}-{}", blocks.front(), blocks.back());
+    return (embedding ? "embedding + " : "") + range + (head ? " + head" : "");
+  }
+
+  void layers() {
+    heading("Chunks and shards");
+    TextTable table({Align::left, Align::left, Align::left, Align::right, Align::right});
+    const bool divided = deck_.optimizer.zero == 1 && plan_.mesh.dp > 1;
+    std::vector<std::string> head{"rank", "chunks", "blocks", "parameters"};
+    if (divided) head.push_back(format("1/{} of state", plan_.mesh.dp));
+    table.add(std::move(head));
+    constexpr int kMostRows = 16;
+    const int ranks = plan_.mesh.pp, rows = std::min(ranks, kMostRows);
+    for (int row = 0; row < rows; ++row) {
+      // A long pipeline shows its first ranks and its last.
+      const int rank = ranks > kMostRows && row == rows - 1 ? ranks - 1 : row;
+      if (rank != row) table.add({"..."});
+      std::vector<std::string> numbers, blocks;
+      int64_t parameters = 0, shard = 0;
+      for (size_t c = 0; c < plan_.chunks.size(); ++c) {
+        const Chunk& chunk = plan_.chunks[c];
+        if (chunk.rank != rank) continue;
+        numbers.push_back(std::to_string(c));
+        blocks.push_back(layers_of_chunk(chunk));
+        for (const FlatEntry& entry : chunk.parameters.entries) parameters += entry.elements;
+        shard += plan_.shard_elements(static_cast<int>(c));
+      }
+      std::vector<std::string> cells{format("pp{}", rank), shortened(numbers), shortened(blocks),
+                                     show_grouped(parameters)};
+      if (divided) cells.push_back(show_grouped(shard));
+      table.add(std::move(cells));
+    }
+    text_ += table.text(kIndent);
+  }
+
+  void notes() {
+    if (plan_.notes.empty()) return;
+    heading("Notes");
+    for (const std::string& note : plan_.notes)
+      text_ += format("{}- {}\n", kIndent, wrapped(note, columns_ - 4, "    "));
+  }
+
+  const Plan& plan_;
+  const Deck& deck_;
+  Forecast forecast_;
+  size_t columns_;
+  std::string text_;
+};
+
+}  // namespace
+
+std::string describe(const Plan& plan, int columns) { return Page(plan, columns).text(); }
+
+}  // namespace voltapile

@@ -1,0 +1,100 @@
+// The page of `voltapile plan`.
+#include <algorithm>
+#include <sstream>
+
+#include <gtest/gtest.h>
+
+#include "voltapile/forecast/forecast.hpp"
+
+#include "../../support/sample_deck.hpp"
+
+namespace voltapile {
+namespace {
+
+size_t width(const std::string& line) {
+  return static_cast<size_t>(std::count_if(line.begin(), line.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  }));
+}
+
+TEST(Describe, SaysEverythingThatThePlanDecided) {
+  Deck deck = test::sample_deck();
+  deck.parallel.pipeline = 2;
+  deck.parallel.data = 2;
+  deck.parallel.tensor = 2;
+  deck.parallel.schedule = "breadth_first";
+  deck.parallel.chunks = 2;
+  deck.optimizer.zero = 1;
+  deck.model.classes = 9;
+  deck.memory.recompute = Recompute::layers;
+  deck.memory.device_limit_bytes = 10'000'000;
+  const Plan plan = make_plan(deck);
+  const std::string page = describe(plan);
+  for (const char* part : {"sample: ",
+                           "8 ranks",
+                           "sample.toml",
+                           "pp2 x dp2 x tp2",
+                           "mpirun -n 8",
+                           "4 blocks of width 32",
+                           "breadth_first",
+                           "rank 0",
+                           "rank 1",
+                           "bubble",
+                           "by the formula",
+                           "micro-batches",
+                           "embedding + 0",
+                           "3 + head",
+                           "weights (f32)",
+                           "master weights",
+                           "gradients (f32)",
+                           "saved activations",
+                           "workspace",
+                           "memory.device_limit = 10.0 MB",
+                           "left",
+                           "host memory of all 8 ranks",
+                           "parallel.sequence = \"auto\" became true",
+                           "memory.gradients = \"auto\" became \"f32\"",
+                           "padded to 10",
+                           "without recomputation"})
+    EXPECT_NE(page.find(part), std::string::npos) << "no \"" << part << "\" in\n" << page;
+}
+
+TEST(Describe, StaysWithinItsColumnsAndEndsNoLineWithSpaces) {
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    const Plan plan = make_plan(test::random_deck(seed));
+    for (const int columns : {80, 100, 120}) {
+      std::istringstream page(describe(plan, columns));
+      for (std::string line; std::getline(page, line);) {
+        EXPECT_LE(width(line), static_cast<size_t>(columns)) << "seed " << seed << "\n" << line;
+        EXPECT_FALSE(line.ends_with(' ')) << line;
+      }
+    }
+  }
+}
+
+TEST(Describe, ShowsAMemoryColumnForEachKindOfRankAndSumsThem) {
+  Deck deck = test::sample_deck();
+  deck.parallel.pipeline = 4;
+  deck.parallel.schedule = "breadth_first";
+  deck.batch.global = 8 * deck.batch.micro;
+  const Plan plan = make_plan(deck);
+  const std::string page = describe(plan);
+  // The two in the middle hold the same.
+  EXPECT_NE(page.find("pp0  "), std::string::npos);
+  EXPECT_NE(page.find("pp1-2"), std::string::npos);
+  EXPECT_EQ(page.find("pp1-3"), std::string::npos);
+}
+
+TEST(Describe, LongPipelinesAreShortened) {
+  Deck deck = test::sample_deck();
+  deck.parallel.pipeline = 20;
+  deck.model.depth = 20;
+  deck.batch.global = 40;
+  const std::string page = describe(make_plan(deck));
+  EXPECT_NE(page.find("pp19"), std::string::npos);
+  EXPECT_EQ(page.find("\n  pp17 "), std::string::npos);
+  EXPECT_NE(page.find("more kinds of rank"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace voltapile

@@ -1,0 +1,109 @@
+// The plan's slots as memory: apart where they must be, together where the plan says so.
+#include "voltapile/tensor/arena.hpp"
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "voltapile/base/error.hpp"
+
+#include "../../support/sample_deck.hpp"
+
+namespace voltapile {
+namespace {
+
+TEST(Arena, SlotsAreAlignedAndDoNotOverlap) {
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    const Plan plan = make_plan(test::random_deck(seed));
+    const auto device = make_cpu_device(1);
+    for (const BufferPlan& buffers : plan.train.buffers) {
+      const Arena arena(*device, buffers);
+      std::vector<std::tuple<std::byte*, size_t>> blocks;  // every slot once
+      for (int v = 0; v < kValueCount; ++v) {
+        const auto value = static_cast<Value>(v);
+        const ValuePool& pool = buffers.pool(value);
+        if (pool.stored_in != value) continue;
+        for (int chunk = -1; chunk < plan.train.shape.chunks.chunks(); ++chunk)
+          for (int micro = -1; micro < plan.train.shape.micros; ++micro) {
+            const int slot = arena.slot(value, chunk, micro);
+            ASSERT_EQ(slot, buffers.slot(value, chunk, micro));
+            if (slot < 0) continue;
+            std::byte* at = arena.at(value, chunk, micro);
+            const size_t bytes = pool.slot_bytes[static_cast<size_t>(slot)];
+            if (bytes == 0) {
+              EXPECT_EQ(at, nullptr);
+              continue;
+            }
+            EXPECT_EQ(reinterpret_cast<uintptr_t>(at) % 256, 0u);
+            blocks.emplace_back(at, bytes);
+          }
+      }
+      std::sort(blocks.begin(), blocks.end());
+      blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
+      for (size_t i = 0; i + 1 < blocks.size(); ++i)
+        EXPECT_LE(std::get<0>(blocks[i]) + std::get<1>(blocks[i]), std::get<0>(blocks[i + 1]));
+    }
+  }
+}
+
+TEST(Arena, AllocatesWhatTheMemoryTableSays) {
+  const Plan plan = make_plan(test::random_deck(3));
+  const auto device = make_cpu_device(1);
+  const Arena arena(*device, plan.train.buffers[0]);
+  EXPECT_GE(arena.bytes(), plan.device_bytes(0));
+  size_t slots = 0;
+  for (const ValuePool& pool : plan.train.buffers[0].pools) slots += pool.slot_bytes.size();
+  EXPECT_LE(arena.bytes(), plan.device_bytes(0) + 256 * slots);  // alignment
+}
+
+TEST(Arena, EvaluationFindsTheWeightsOfTraining) {
+  Deck deck = test::random_deck(5);
+  deck.eval.batch = 3;
+  const Plan plan = make_plan(deck);
+  const auto device = make_cpu_device(1);
+  for (size_t rank = 0; rank < plan.train.buffers.size(); ++rank) {
+    const Arena train(*device, plan.train.buffers[rank]);
+    const size_t allocated = device->allocated_bytes();
+    const Arena eval(train, plan.eval.buffers[rank]);
+    EXPECT_EQ(device->allocated_bytes(), allocated);
+    for (size_t c = 0; c < plan.chunks.size(); ++c)
+      if (plan.chunks[c].rank == static_cast<int>(rank)) {
+        const int chunk = static_cast<int>(c);
+        EXPECT_EQ(train.at(Value::weights, chunk, -1), eval.at(Value::weights, chunk, -1));
+      }
+  }
+}
+
+TEST(Arena, GradientsReducedInPlaceAreTheGradients) {
+  Deck deck = test::sample_deck();
+  Plan plan = make_plan(deck);
+  ASSERT_TRUE(plan.reduced_in_place);
+  const auto device = make_cpu_device(1);
+  {
+    const Arena arena(*device, plan.train.buffers[0]);
+    EXPECT_EQ(arena.at(Value::reduced, 0, -1), arena.at(Value::gradients, 0, -1));
+  }
+  deck.precision.type = DType::bf16;
+  deck.memory.gradients = GradientStore::working;
+  plan = make_plan(deck);
+  const Arena arena(*device, plan.train.buffers[0]);
+  EXPECT_NE(arena.at(Value::reduced, 0, -1), arena.at(Value::gradients, 0, -1));
+}
+
+TEST(Arena, RefusesValuesWithoutASlotAndForeignPlans) {
+  const Plan plan = make_plan(test::sample_deck());
+  Deck other = test::sample_deck();
+  other.model.dim = 64;
+  const Plan larger = make_plan(other);
+  const auto device = make_cpu_device(1);
+  const Arena arena(*device, plan.train.buffers[0]);
+  EXPECT_EQ(arena.slot(Value::deferred, 0, 0), -1);
+  EXPECT_THROW(arena.at(Value::deferred, 0, 0), Error);
+  EXPECT_THROW(arena.at(Value::weights, 7, -1), Error);
+  EXPECT_THROW(Arena(arena, larger.eval.buffers[0]), Error);
+}
+
+}  // namespace
+}  // namespace voltapile
