@@ -47,7 +47,8 @@ esac
 
 run=""
 for folder in runs/*/; do
-  if [ -z "$run" ] || [ "${folder}metrics.jsonl" -nt "$run/metrics.jsonl" ]; then run=${folder%/}; fi
+  folder=${folder%/}
+  if [ -z "$run" ] || [ "$folder/metrics.jsonl" -nt "$run/metrics.jsonl" ]; then run=$folder; fi
 done
 cat <<END
 

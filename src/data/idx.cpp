@@ -196,7 +196,7 @@ std::unique_ptr<uint8_t[]> read_pictures(const IdxExpectation& expected, size_t 
   if (!pictures)
     file.fail(format("its {} of pictures do not fit into this host's memory",
                      show_bytes(static_cast<double>(bytes))));
-  read_payload(file, {pictures.get(), bytes});
+  read_payload(file, std::span(pictures.get(), bytes));
   return pictures;
 }
 
@@ -204,7 +204,7 @@ std::unique_ptr<uint8_t[]> read_pictures(const IdxExpectation& expected, size_t 
 
 std::shared_ptr<const Source> open_idx(const IdxExpectation& expected) {
   // Where both are missing, the pictures are what the deck names.
-  ByteReader(expected.pictures_key, expected.pictures_path);
+  const ByteReader opens(expected.pictures_key, expected.pictures_path);
   std::vector<uint8_t> labels = read_labels(expected);
   std::unique_ptr<uint8_t[]> pictures = read_pictures(expected, labels.size());
   std::string origin = format("{} pictures of {} x {} x {} from {}",
