@@ -46,16 +46,17 @@ esac
 [ $code = 0 ] || exit $code
 
 run=""
-for folder in runs/quickstart runs/quickstart.*; do
-  if [ -z "$run" ] || [ "$folder/metrics.jsonl" -nt "$run/metrics.jsonl" ]; then run=$folder; fi
+for folder in runs/*/; do
+  if [ -z "$run" ] || [ "${folder}metrics.jsonl" -nt "$run/metrics.jsonl" ]; then run=${folder%/}; fi
 done
 cat <<END
 
-Next:
-  $voltapile plan $deck                             mesh, schedule, memory; no MPI needed
-  $command --fresh --set parallel.schedule=gpipe
+To paste, from this folder:
+  . jobscripts/env_workstation.sh           # MPI on few cores; once in a shell
+  $voltapile plan $deck
+  $voltapile verify $run
   mpirun -n $ranks $voltapile eval $deck
-  $voltapile verify $run/checkpoints/latest
   /usr/bin/python3 -c "import h5py; print(h5py.File('$run/metrics.h5')['train/loss'][-5:])"
-  . jobscripts/env_workstation.sh                   first, if mpirun refuses to start
+The same training on another mesh; its losses are the same:
+  $command --fresh --set parallel.pipeline=1 --set parallel.tensor=2
 END

@@ -160,7 +160,7 @@ int run_with_mpi(int argc, char** argv, const std::function<ExitCode(MpiSession&
   MpiSession session(&argc, &argv);
   log::set_rank(session.rank());
   const auto share = [&](const Error& error) {
-    if (session.rank() == 0) log::error(error.what());
+    if (session.rank() == 0) log::error(format("error: {}", error.what()));
     // Nobody leaves with a failure before rank 0 has spoken: the first exit ends the job.
     session.world()->barrier();
     return as_int(error.code());
@@ -170,10 +170,10 @@ int run_with_mpi(int argc, char** argv, const std::function<ExitCode(MpiSession&
   } catch (const SharedError& error) { return share(error); } catch (const Error& error) {
     if (error.code() == ExitCode::bad_input || error.code() == ExitCode::does_not_fit)
       return share(error);
-    log::error(error.what());
+    log::error(format("error: {}", error.what()));
     session.abort(as_int(error.code()));
   } catch (const std::exception& error) {
-    log::error(error.what());
+    log::error(format("error: {}", error.what()));
     session.abort(as_int(ExitCode::failure));
   }
 }
@@ -221,10 +221,10 @@ int run(int argc, char** argv) {
     if (ranks->parsed()) return as_int(show_ranks(arguments));
     return as_int(verify(arguments));
   } catch (const Error& error) {
-    log::error(error.what());
+    log::error(format("error: {}", error.what()));
     return as_int(error.code());
   } catch (const std::exception& error) {
-    log::error(error.what());
+    log::error(format("error: {}", error.what()));
     return as_int(ExitCode::failure);
   }
 }

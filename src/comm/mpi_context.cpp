@@ -26,7 +26,7 @@ class BackOff {
       return false;
     }
     const auto waited = Clock::now() - begin_;
-    std::this_thread::sleep_for(std::clamp<Clock::duration>(waited / 8, kShortest, kLongest));
+    std::this_thread::sleep_for(std::clamp<Clock::duration>(waited / 16, kShortest, kLongest));
     return true;
   }
 
@@ -34,19 +34,32 @@ class BackOff {
   using Clock = std::chrono::steady_clock;
   static constexpr int kEagerLooks = 8, kYields = 32;
   static constexpr Clock::duration kShortest = std::chrono::microseconds(5);
-  static constexpr Clock::duration kLongest = std::chrono::microseconds(200);
+  static constexpr Clock::duration kLongest = std::chrono::microseconds(500);
   int looks_ = 0;
   Clock::time_point begin_ = Clock::now();
 };
 
-}  // namespace
-
-void check_mpi(int code, const char* what) {
-  if (code == MPI_SUCCESS) return;
+std::string text_of(int code) {
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   MPI_Error_string(code, text, &length);
-  throw Error(ExitCode::failure, format("{}: {}", what, text));
+  return text;
+}
+
+std::string cause_of(int code, std::span<const MPI_Status> statuses) {
+  if (code != MPI_ERR_IN_STATUS) return text_of(code);
+  for (const MPI_Status& status : statuses) {
+    if (status.MPI_ERROR != MPI_SUCCESS && status.MPI_ERROR != MPI_ERR_PENDING)
+      return format("a message with rank {} of this communicator: {}", status.MPI_SOURCE,
+                    text_of(status.MPI_ERROR));
+  }
+  return text_of(code);
+}
+
+}  // namespace
+
+void check_mpi(int code, const char* what) {
+  if (code != MPI_SUCCESS) throw Error(ExitCode::failure, format("{}: {}", what, text_of(code)));
 }
 
 MpiContext::MpiContext() {
@@ -114,14 +127,24 @@ void MpiContext::throw_if_lost(const Endpoint& end) {
 
 void MpiContext::wait(std::span<MPI_Request> requests, std::span<MPI_Status> statuses,
                       const Endpoint& end) {
+  // A finished message means that the other side is at work: the next will not be long.
   BackOff back_off;
-  for (;;) {
-    int done = 0;
-    check_mpi(
-        MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, statuses.data()),
-        "MPI_Testall");
-    if (done != 0) return;
-    if (back_off.pause()) throw_if_lost(end);
+  const int count = static_cast<int>(requests.size());
+  std::vector<int> finished(requests.size());
+  std::vector<MPI_Status> news(requests.size());
+  for (int done = 0; done < count;) {
+    int arrived = 0;
+    const int code = MPI_Testsome(count, requests.data(), &arrived, finished.data(), news.data());
+    if (arrived == MPI_UNDEFINED) return;
+    const std::span<const MPI_Status> reports(news.data(), static_cast<size_t>(arrived));
+    if (code != MPI_SUCCESS)
+      throw Error(ExitCode::failure, end.label() + ": " + cause_of(code, reports));
+    for (int i = 0; i < arrived; ++i)
+      statuses[static_cast<size_t>(finished[static_cast<size_t>(i)])] =
+          reports[static_cast<size_t>(i)];
+    done += arrived;
+    if (arrived > 0) back_off = BackOff();
+    else if (back_off.pause()) throw_if_lost(end);
   }
 }
 

@@ -7,8 +7,15 @@
 namespace voltapile::comm {
 namespace {
 
-// MPI counts with an int; a longer tensor goes as several messages.
-constexpr size_t kLongestMessage = size_t{1} << 30;
+// A longer tensor goes as up to kMessages messages: MPI counts with an int, and the arrival of one
+// tells a waiting rank to stay awake for the rest. Both sides cut by this rule.
+constexpr size_t kShortMessage = size_t{1} << 20, kLongestMessage = size_t{1} << 30;
+constexpr size_t kMessages = 32;
+
+size_t message_bytes(size_t bytes) {
+  return std::clamp((bytes + kMessages - 1) / kMessages, kShortMessage, kLongestMessage);
+}
+
 // Up to here one round of whole tensors beats two rounds of pieces.
 constexpr size_t kWholeBytes = size_t{8} << 10;
 // Received pieces wait here for their turn in the sum; two blocks are in flight.
@@ -42,8 +49,9 @@ MpiEndpoint::~MpiEndpoint() {
 }
 
 void MpiEndpoint::send(Batch& batch, const std::byte* data, size_t bytes, int peer, Tag tag) {
-  for (size_t begin = 0; begin < bytes; begin += kLongestMessage) {
-    const size_t length = std::min(kLongestMessage, bytes - begin);
+  const size_t longest = message_bytes(bytes);
+  for (size_t begin = 0; begin < bytes; begin += longest) {
+    const size_t length = std::min(longest, bytes - begin);
     check_mpi(MPI_Isend(data + begin, static_cast<int>(length), MPI_BYTE, peer,
                         static_cast<int>(tag), comm_, &batch.requests.emplace_back()),
               "MPI_Isend");
@@ -52,8 +60,9 @@ void MpiEndpoint::send(Batch& batch, const std::byte* data, size_t bytes, int pe
 }
 
 void MpiEndpoint::receive(Batch& batch, std::byte* data, size_t bytes, int peer, Tag tag) {
-  for (size_t begin = 0; begin < bytes; begin += kLongestMessage) {
-    const size_t length = std::min(kLongestMessage, bytes - begin);
+  const size_t longest = message_bytes(bytes);
+  for (size_t begin = 0; begin < bytes; begin += longest) {
+    const size_t length = std::min(longest, bytes - begin);
     check_mpi(MPI_Irecv(data + begin, static_cast<int>(length), MPI_BYTE, peer,
                         static_cast<int>(tag), comm_, &batch.requests.emplace_back()),
               "MPI_Irecv");

@@ -114,7 +114,7 @@ size_t ByteReader::read(std::span<uint8_t> into) {
     if (file_ended) {
       if (trailing) fail(after_the_end);
       fail(
-          format("the gzip stream is cut short: the file ends after {} bytes, in the middle of "
+          format("the gzip stream is truncated: the file ends after {} bytes, in the middle of "
                  "the stream; fetch the file again",
                  show_grouped(static_cast<int64_t>(me.file_bytes))));
     }

@@ -203,6 +203,8 @@ std::unique_ptr<uint8_t[]> read_pictures(const IdxExpectation& expected, size_t 
 }  // namespace
 
 std::shared_ptr<const Source> open_idx(const IdxExpectation& expected) {
+  // Where both are missing, the pictures are what the deck names.
+  ByteReader(expected.pictures_key, expected.pictures_path);
   std::vector<uint8_t> labels = read_labels(expected);
   std::unique_ptr<uint8_t[]> pictures = read_pictures(expected, labels.size());
   std::string origin = format("{} pictures of {} x {} x {} from {}",

@@ -63,8 +63,8 @@ class Reader {
   void check_headers() {
     for (const Header& header : raw_.headers)
       if (!schema().has_section(header.section))
-        fault(header.place,
-              format("[{}]: no such section{}", header.section, suggest_section(header.section)));
+        fault(header.place, format("[{}]: no such section{}", printable(header.section),
+                                   suggest_section(header.section)));
   }
 
   void read_entry(const Entry& entry) {
@@ -88,18 +88,19 @@ class Reader {
       return;
     }
     if (!entry.section.empty() && !schema().has_section(entry.section)) {
+      mistaken_.insert(format("{}.{}", meant_section(entry.section), entry.key));
       // In a file the header's own fault says it once for all its keys.
       if (entry.key_place.line == 0)
-        fault(entry.key_place, format("{} = {}: no such section{}", entry.name(),
+        fault(entry.key_place, format("{} = {}: no such section{}", printable(entry.name()),
                                       entry.value.shown(), suggest_section(entry.section)));
       return;
     }
-    // A slip in a required key's name is one fault, not two.
+    // A slip in a required key's name is one fault, not two; likewise above.
     const auto meant = meant_keys(entry.section, entry.key);
     if (meant.size() == 1) mistaken_.insert(meant.front());
     const char* what = entry.section.empty() ? "stands in no section" : "no such key";
-    fault(entry.key_place, format("{} = {}: {}{}", entry.name(), entry.value.shown(), what,
-                                  suggest_key(entry.section, entry.key)));
+    fault(entry.key_place, format("{} = {}: {}{}", printable(entry.name()), entry.value.shown(),
+                                  what, suggest_key(entry.section, entry.key)));
   }
 
   void fill_in() {
@@ -126,7 +127,7 @@ class Reader {
 
   // Absolute, so that the resolved deck means the same from any folder.
   void resolve_files() {
-    const fs::path folder = fs::absolute(deck_.path).parent_path();
+    const fs::path folder = fs::absolute(fs::path(".") / deck_.path).parent_path();
     for (const Row& row : schema().rows) {
       if (!row.file) continue;
       std::string& name = *row.file(deck_);

@@ -71,11 +71,19 @@ std::string nearest(std::string_view name, const std::vector<std::string>& known
   return "";
 }
 
-std::string suggest_section(const std::string& section) {
+namespace {
+std::vector<std::string> section_names() {
   std::vector<std::string> names;
   for (const SectionInfo& info : schema().sections) names.push_back(info.name);
-  const std::string best = nearest(section, names);
-  return best.empty() ? format("; the sections are {}", join(names, ", "))
+  return names;
+}
+}  // namespace
+
+std::string meant_section(const std::string& section) { return nearest(section, section_names()); }
+
+std::string suggest_section(const std::string& section) {
+  const std::string best = meant_section(section);
+  return best.empty() ? format("; the sections are {}", join(section_names(), ", "))
                       : format("; did you mean [{}]?", best);
 }
 

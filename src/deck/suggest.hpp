@@ -7,6 +7,7 @@ namespace voltapile {
 
 struct Row;
 
+std::string meant_section(const std::string& section);  // its name, or ""
 std::string suggest_section(const std::string& section);
 // Names ("section.key") that a key unknown to `section` may stand for; section "" for a key above
 // the first header.

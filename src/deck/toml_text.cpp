@@ -55,6 +55,12 @@ std::vector<std::string_view> lines_of(std::string_view text) {
   return lines;
 }
 
+size_t longest_line(std::string_view text) {
+  size_t longest = 0;
+  for (const std::string_view line : lines_of(text)) longest = std::max(longest, line.size());
+  return longest;
+}
+
 std::string_view trim(std::string_view text) {
   while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front())))
     text.remove_prefix(1);
@@ -63,22 +69,27 @@ std::string_view trim(std::string_view text) {
   return text;
 }
 
-// Bytes that no deck needs and that the parser was never fuzzed with.
+bool is_good_byte(std::string_view text, size_t at) {
+  const auto byte = static_cast<unsigned char>(text[at]);
+  const bool line_end = byte == '\r' && at + 1 < text.size() && text[at + 1] == '\n';
+  return byte == '\n' || byte == '\t' || line_end || (byte >= 0x20 && byte < 0x7F);
+}
+
+// Bytes that no deck needs and that the parser was never fuzzed with; a file that cannot be a deck.
 void check_bytes(std::string_view text, std::vector<Fault>& faults) {
+  constexpr size_t kEnough = 10;
   int line = 1, column = 0;
-  bool reported = false;  // one fault for a run of bad bytes
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
+  bool before = true;  // one fault for a run of bad bytes
+  for (size_t i = 0; i < text.size() && faults.size() < kEnough; ++i) {
+    const bool good = is_good_byte(text, i);
     ++column;
-    const bool line_end = byte == '\r' && i + 1 < text.size() && text[i + 1] == '\n';
-    const bool good = byte == '\n' || byte == '\t' || line_end || (byte >= 0x20 && byte < 0x7F);
-    if (!good && !reported)
+    if (!good && before)
       faults.push_back({{line, column},
                         format("byte 0x{:02X}: a deck is plain ASCII text, comments too; write "
                                "other letters in strings as \\u00E9",
-                               byte)});
-    reported = !good;
-    if (byte == '\n') ++line, column = 0;
+                               static_cast<unsigned char>(text[i]))});
+    before = good;
+    if (text[i] == '\n') ++line, column = 0;
     if (column == static_cast<int>(kLongestLine) + 1)
       faults.push_back(
           {{line, column}, format("a line may have at most {} characters", kLongestLine)});
@@ -126,6 +137,9 @@ std::optional<Syntax> parse(std::string_view text, toml::table& table) {
     std::string message(error.description());
     constexpr std::string_view kOpening = "Error while parsing ";
     if (message.starts_with(kOpening)) message.erase(0, kOpening.size());
+    // It quotes the text, tabs and carriage returns included.
+    std::replace_if(
+        message.begin(), message.end(), [](unsigned char c) { return !std::isprint(c); }, ' ');
     return Syntax{place_of(error.source()), message};
   } catch (const FailedAssert&) {
     return Syntax{place_of_assert(text), "brackets, quotes or an operator out of place"};
@@ -146,7 +160,8 @@ std::string hint_for(std::string_view line) {
   if (std::count(line.begin(), line.end(), '"') % 2 == 1) return "; is a quote missing?";
   const size_t equals = line.find('=');
   if (equals == std::string_view::npos) return "";
-  const std::string_view key = trim(line.substr(0, equals)), value = trim(line.substr(equals + 1));
+  const std::string_view key = trim(line.substr(0, equals)), rest = line.substr(equals + 1);
+  const std::string_view value = trim(rest.substr(0, rest.find('#')));
   const std::string better = format("{} = \"{}\"", key, value);
   const bool word =
       std::any_of(value.begin(), value.end(), [](unsigned char c) { return std::isalpha(c); });
@@ -156,9 +171,12 @@ std::string hint_for(std::string_view line) {
 }
 
 std::string describe(const Syntax& syntax, std::string_view line) {
-  const std::string_view shown = trim(line).substr(0, 60);
+  std::string tidy(trim(line));
+  std::replace_if(
+      tidy.begin(), tidy.end(), [](unsigned char c) { return !std::isprint(c); }, ' ');
+  const std::string shown = printable(tidy);
   if (given_twice(syntax)) return format("`{}`: given twice; keep one", shown);
-  return format("`{}`: not valid TOML: {}{}", shown, syntax.message, hint_for(line));
+  return format("`{}`: not valid TOML: {}{}", shown, syntax.message, hint_for(tidy));
 }
 
 // "section.key" of a line that could not be read, as far as one can tell.
@@ -194,15 +212,19 @@ void take_sections(const toml::table& table, RawDeck& raw) {
 RawDeck read_toml(std::string_view text) {
   RawDeck raw;
   check_bytes(text, raw.faults);
+  std::string repaired(text);
+  toml::table table;
   if (!raw.faults.empty()) {
-    raw.readable = false;
-    return raw;
+    // A letter in a comment or string need not hide what else is wrong.
+    for (size_t i = 0; i < text.size(); ++i)
+      if (!is_good_byte(text, i)) repaired[i] = '_';
+    raw.readable =
+        text.size() <= kLongestText && longest_line(text) <= kLongestLine && parses(repaired);
+    if (!raw.readable) return raw;
   }
   // The parser stops at its first complaint. A line that is wrong by itself is blanked and the rest
   // read again, so that one slip does not hide the others.
-  std::string repaired(text);
   const auto lines = lines_of(text);
-  toml::table table;
   for (int repair = 0; auto syntax = parse(repaired, table); ++repair) {
     const auto number = static_cast<size_t>(syntax->place.line);
     const std::string_view line =

@@ -55,8 +55,8 @@ class Page {
   void heading(std::string_view name) { text_ += format("\n{}\n", name); }
   void fact(std::string_view name, std::string_view value) {
     const std::string indent(kIndent.size() + kNameWidth, ' ');
-    text_ +=
-        wrapped(format("{}{:<{}}{}", kIndent, name, kNameWidth, value), columns_, indent) + '\n';
+    text_ += format("{}{:<{}}{}\n", kIndent, name, kNameWidth,
+                    wrapped(value, columns_ - indent.size(), indent));
   }
 
   void title() {
@@ -95,6 +95,8 @@ class Page {
     fact("step", format("{} = {} of {} on {}{}", plural(deck_.batch.global, "sample"),
                         micro_batches(plan_.train.shape.micros), deck_.batch.micro,
                         plural(plan_.mesh.dp, "data rank"), length_of_run()));
+    fact("evaluation", format("{} of {} on {} at a time", micro_batches(plan_.eval.shape.micros),
+                              deck_.eval.batch, plural(plan_.mesh.dp, "data rank")));
     fact("numbers", numbers());
     fact("work", work());
     fact("activations", activations());
@@ -185,8 +187,9 @@ class Page {
     heading("Chunks and shards");
     TextTable table({Align::left, Align::left, Align::left, Align::right, Align::right});
     const bool divided = deck_.optimizer.zero == 1 && plan_.mesh.dp > 1;
-    table.add({"rank", "chunks", "blocks", "parameters",
-               divided ? format("1/{} updated", plan_.mesh.dp) : "updated"});
+    std::vector<std::string> head{"rank", "chunks", "blocks", "parameters"};
+    if (divided) head.push_back(format("1/{} of state", plan_.mesh.dp));
+    table.add(std::move(head));
     constexpr int kMostRows = 16;
     const int ranks = plan_.mesh.pp, rows = std::min(ranks, kMostRows);
     for (int row = 0; row < rows; ++row) {
@@ -203,8 +206,10 @@ class Page {
         for (const FlatEntry& entry : chunk.parameters.entries) parameters += entry.elements;
         shard += plan_.shard_elements(static_cast<int>(c));
       }
-      table.add({format("pp{}", rank), shortened(numbers), shortened(blocks),
-                 show_grouped(parameters), show_grouped(divided ? shard : parameters)});
+      std::vector<std::string> cells{format("pp{}", rank), shortened(numbers), shortened(blocks),
+                                     show_grouped(parameters)};
+      if (divided) cells.push_back(show_grouped(shard));
+      table.add(std::move(cells));
     }
     text_ += table.text(kIndent);
   }
@@ -213,7 +218,7 @@ class Page {
     if (plan_.notes.empty()) return;
     heading("Notes");
     for (const std::string& note : plan_.notes)
-      text_ += wrapped(format("{}- {}", kIndent, note), columns_, "    ") + '\n';
+      text_ += format("{}- {}\n", kIndent, wrapped(note, columns_ - 4, "    "));
   }
 
   const Plan& plan_;

@@ -114,7 +114,7 @@ class Table {
       for (const Kind& kind : kinds_) cells.push_back(cell(kind, home, name));
       table_.add(std::move(cells));
     }
-    std::vector<std::string> cells{"  together"};
+    std::vector<std::string> cells{"  total"};
     for (const Kind& kind : kinds_) cells.push_back(show(total(kind, home)));
     table_.add(std::move(cells));
   }

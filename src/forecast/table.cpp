@@ -41,7 +41,7 @@ std::string wrapped(std::string_view text, size_t columns, std::string_view inde
     if (width > 0 && width + 1 + wide > columns) {
       result += '\n';
       result += indent;
-      width = indent.size();
+      width = 0;
     } else if (width > 0) {
       result += ' ';
       ++width;

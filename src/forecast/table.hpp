@@ -29,7 +29,8 @@ class TextTable {
 // Cells that a terminal shows: code points of UTF-8.
 size_t display_width(std::string_view text);
 
-// `text` broken at spaces into lines of at most `columns`; every line but the first is indented.
+// `text` broken at spaces into lines of at most `columns`, to which every line but the first gets
+// `indent` besides.
 std::string wrapped(std::string_view text, size_t columns, std::string_view indent);
 
 }  // namespace voltapile

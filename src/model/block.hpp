@@ -1,7 +1,7 @@
 // One pre-norm transformer block, divided over the tensor axis:
 //
-//   h1 = norm1(x)                          y = x + drop(ls1 * (attention(h1 Wqkv^T + b) Wproj^T +
-//   b)) h2 = norm2(y)                        out = y + drop(ls2 * (gelu(h2 Wfc1^T + b) Wfc2^T + b))
+//   y = x + drop(ls1 * (attention(norm1(x) Wqkv^T + bqkv) Wproj^T + bproj))
+//   out = y + drop(ls2 * (gelu(norm2(y) Wfc1^T + bfc1) Wfc2^T + bfc2))
 //
 // qkv and fc1 are divided by columns (whole heads), proj and fc2 by rows; their summands are added
 // over the axis, and the bias after that. With sequence parallelism, what lies between the products
@@ -66,9 +66,9 @@ class Block {
   // output.
   void forward(const LayerMemory&, const MicroStep&, const TensorView& x,
                const TensorView& out) const;
-  // dout (R, C) gradient of the output; dx (R, C) that of x, may be dout's memory. Both may be
-  // empty for Gradients::weight.
-  // x is what forward was given, and not read with recomputation for Gradients::weight.
+  // dout (R, C) is the gradient of the output; dx (R, C), that of x, may be its memory. For
+  // Gradients::weight both may be empty, and x, which is what forward was given, is read only with
+  // selective recomputation.
   void backward(Gradients, const LayerMemory&, const MicroStep&, const TensorView& x,
                 const TensorView& dout, const TensorView& dx) const;
 

@@ -3,6 +3,14 @@
 #include "block.hpp"
 
 namespace voltapile {
+namespace {
+
+// A tensor of this shape at the start of a larger one's memory.
+TensorView leading_part(const TensorView& memory, const Shape& shape) {
+  return memory.slice_flat(0, shape.elements()).reshaped(shape);
+}
+
+}  // namespace
 
 void Block::backward(Gradients part, const LayerMemory& memory, const MicroStep& step,
                      const TensorView& x, const TensorView& dout, const TensorView& dx) const {
@@ -22,8 +30,7 @@ void Block::mlp_backward(Gradients part, const Views& v, const MicroStep& step,
   const bool both = part == Gradients::both;
   const DropPath drop = drop_path(step, Branch::mlp);
   const TensorView fc1_gradient =  // (B*T, m)
-      both ? v.workspace.inner_gradient.slice_flat(0, s.fc1.elements()).reshaped(s.fc1.shape)
-           : v.deferred.fc1_gradient;
+      both ? leading_part(v.workspace.inner_gradient, s.fc1.shape) : v.deferred.fc1_gradient;
 
   // Without LayerScale and drop path the branch has the gradient of the sum; a copy is needed only
   // where it outlives this call.
@@ -71,8 +78,7 @@ void Block::attention_backward(Gradients part, const Views& v, const MicroStep& 
   const bool both = part == Gradients::both;
   const DropPath drop = drop_path(step, Branch::attention);
   const TensorView dqkv =  // (B*T, 3c)
-      both ? v.workspace.inner_gradient.slice_flat(0, s.qkv.elements()).reshaped(s.qkv.shape)
-           : v.deferred.qkv_gradient;
+      both ? leading_part(v.workspace.inner_gradient, s.qkv.shape) : v.deferred.qkv_gradient;
 
   const bool same = both && !w.scale1 && drop.rate == 0;
   const TensorView dbranch = same   ? dmiddle  // (R, C)
@@ -85,10 +91,7 @@ void Block::attention_backward(Gradients part, const Views& v, const MicroStep& 
   const TensorView dproduct = c.gather_rows(dbranch, v.workspace.gathered);  // (B*T, C)
   if (wants_input(part)) {
     // The gradient of attention's output is gone before `product` is needed for the next one.
-    const TensorView dattention = v.workspace
-                                      .product  // (B*T, c)
-                                      .slice_flat(0, s.attention.elements())
-                                      .reshaped(s.attention.shape);
+    const TensorView dattention = leading_part(v.workspace.product, s.attention.shape);  // (B*T, c)
     c.kernels->linear_backward_input(dproduct, w.proj_weight, dattention, *c.stream);
     attention_core_backward(v, dattention, dqkv);
   }

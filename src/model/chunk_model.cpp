@@ -124,7 +124,7 @@ TensorView ChunkModel::Impl::output_of(int layer, const ChunkMemory& memory) con
 
 void ChunkModel::Impl::forward(const MicroStep& step, const ChunkMemory& memory) const {
   const LayerMemory m = bind(memory);
-  if (embedding) { embedding->forward(m, memory.pictures, output_of(shape.first_layer, memory)); }
+  if (embedding) embedding->forward(m, memory.pictures, output_of(shape.first_layer, memory));
   for (int l = parts.front().first_layer; l < parts.back().end_layer; ++l)
     block(l).forward(m, step, input_of(l, memory), output_of(l, memory));
   if (head) head->forward(m, step, memory.targets, input_of(shape.end_layer - 1, memory));

@@ -38,26 +38,27 @@ double initial_value(const Architecture& a, const Parameter& p, uint64_t seed, i
 
 template <class T>
 void fill(const Architecture& a, const Parameter& p, uint64_t seed, int tp, int tp_rank,
-          const TensorView& local) {
+          const TensorView& local, ThreadPool& pool) {
   const int64_t whole_columns = p.shape.elements() / p.shape[0];
   const int64_t local_columns = local.elements() / local_shape(p, tp)[0];
   T* data = local.as<T>();
   std::fill_n(data, local.elements(), T{0});
   for (const Rectangle& r : placement(p, tp, tp_rank)) {
-    for (int64_t row = 0; row < r.rows; ++row) {
-      for (int64_t column = 0; column < r.columns; ++column) {
-        const int64_t whole = (r.whole_row + row) * whole_columns + r.whole_column + column;
-        data[(r.local_row + row) * local_columns + r.local_column + column] =
-            static_cast<T>(initial_value(a, p, seed, whole));
+    pool.for_each_range(r.rows, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t whole = (r.whole_row + row) * whole_columns + r.whole_column;
+        T* const out = data + (r.local_row + row) * local_columns + r.local_column;
+        for (int64_t column = 0; column < r.columns; ++column)
+          out[column] = static_cast<T>(initial_value(a, p, seed, whole + column));
       }
-    }
+    });
   }
 }
 
 }  // namespace
 
 void initial_values(const Architecture& architecture, const Parameter& p, uint64_t seed, int tp,
-                    int tp_rank, TensorView local) {
+                    int tp_rank, TensorView local, ThreadPool* pool) {
   VP_CHECK(local.elements() == local_shape(p, tp).elements(), "{} elements of {} for {}",
            local.elements(), local_shape(p, tp).text(), p.name);
   if (p.initial == Initial::sine2d && architecture.model.dim % 4 != 0) {
@@ -66,8 +67,10 @@ void initial_values(const Architecture& architecture, const Parameter& p, uint64
                        "choose another width or position = \"learned\"",
                        architecture.model.dim));
   }
-  if (local.dtype == DType::f64) fill<double>(architecture, p, seed, tp, tp_rank, local);
-  else fill<float>(architecture, p, seed, tp, tp_rank, local);
+  ThreadPool caller_alone(1);
+  ThreadPool& workers = pool != nullptr ? *pool : caller_alone;
+  if (local.dtype == DType::f64) fill<double>(architecture, p, seed, tp, tp_rank, local, workers);
+  else fill<float>(architecture, p, seed, tp, tp_rank, local, workers);
 }
 
 }  // namespace voltapile

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <functional>
+#include <optional>
 #include <sstream>
 
 #include "voltapile/base/error.hpp"
@@ -55,8 +55,9 @@ void resolve(Plan& plan) {
   auto& notes = plan.notes;
 
   const bool rows = rows_divide(a, deck.batch.micro, tp);
-  const std::string why = format("{} x {} = {} rows on {} tensor rank{}", deck.batch.micro,
-                                 a.tokens(), deck.batch.micro * a.tokens(), tp, tp == 1 ? "" : "s");
+  const std::string why = tp == 1 ? "there is one tensor rank"
+                                  : format("{} x {} = {} rows on {} tensor ranks", deck.batch.micro,
+                                           a.tokens(), deck.batch.micro * a.tokens(), tp);
   switch (deck.parallel.sequence) {
     case Sequence::automatic:
       plan.sequence = tp > 1 && rows;
@@ -76,14 +77,14 @@ void resolve(Plan& plan) {
   plan.gradient_store = deck.memory.gradients == GradientStore::working
                             ? deck.precision.type
                             : accumulate_type(deck.precision.type);
-  if (automatic)
+  if (automatic && away)
     notes.push_back(
-        format("memory.gradients = \"auto\" became \"{}\" ({}), since the optimizer's "
-               "home is {}",
-               away ? "working" : "f32", name_of(plan.gradient_store),
-               !away                                 ? "the device"
-               : deck.memory.optimizer == Home::host ? "the host"
-                                                     : "nvme"));
+        format("memory.gradients = \"auto\" became \"working\": {}, since the optimizer "
+               "is not on the device",
+               name_of(plan.gradient_store)));
+  else if (automatic)
+    notes.push_back(
+        "memory.gradients = \"auto\" became \"f32\", since the optimizer is on the device");
   plan.reduced_in_place = !away && plan.gradient_store == accumulate_type(deck.precision.type) &&
                           (deck.optimizer.zero == 0 || deck.parallel.data == 1);
 
@@ -116,7 +117,7 @@ void note_consequences(Plan& plan) {
     notes.push_back("master weights are kept beside the working weights, also where both are f32");
 }
 
-std::string read_text(const std::string& path, Faults& faults) {
+std::optional<std::string> read_text(const std::string& path, Faults& faults) {
   std::error_code error;
   std::ifstream file(path, std::ios::binary);
   if (fs::is_directory(path, error) || !file) {
@@ -124,32 +125,46 @@ std::string read_text(const std::string& path, Faults& faults) {
                fs::exists(path, error) ? "cannot be read: give a text file"
                                        : "no such file: give the path of a schedule, relative to "
                                          "the deck's folder");
-    return {};
+    return std::nullopt;
   }
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
 }
 
+std::vector<Program> programs_of_file(const Deck& deck, const ScheduleShape& shape,
+                                      Faults& faults) {
+  const std::string& path = deck.parallel.schedule_file;
+  if (path.empty()) {
+    faults.add("parallel.schedule", "\"file\"",
+               "needs parallel.schedule_file, the file that holds the schedule");
+    return {};
+  }
+  const std::optional<std::string> text = read_text(path, faults);
+  // Against a wrong number of micro-batches every line of it would look wrong.
+  const bool micros_known = deck.batch.global % (deck.batch.micro * deck.parallel.data) == 0;
+  if (!text || !micros_known) return {};
+  try {
+    return parse_schedule(*text, shape, path);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::bad_input) throw;
+    faults.add(error.what());
+    return {};
+  }
+}
+
 // The compute-only programs that the deck asks for; empty after a fault.
 std::vector<Program> compute_programs(const Deck& deck, const ScheduleShape& shape,
                                       Faults& faults) {
-  const auto& p = deck.parallel;
+  const std::string& name = deck.parallel.schedule;
+  if (name == "file") return programs_of_file(deck, shape, faults);
   try {
-    if (p.schedule != "file") return build(p.schedule, shape);
-    if (p.schedule_file.empty()) {
-      faults.add("parallel.schedule", "\"file\"", "needs parallel.schedule_file");
-      return {};
-    }
-    const std::string text = read_text(p.schedule_file, faults);
-    if (!faults.empty()) return {};
-    return parse_schedule(text, shape, p.schedule_file);
+    return build(name, shape);
   } catch (const Error& error) {
     if (error.code() != ExitCode::bad_input) throw;
-    if (p.schedule == "file") faults.add(error.what());
-    else faults.add("parallel.schedule", '"' + p.schedule + '"', error.what());
+    faults.add("parallel.schedule", '"' + name + '"', error.what());
+    return {};
   }
-  return {};
 }
 
 // Transfers and the rest around the compute programs; a user's own schedule is proven sound here.

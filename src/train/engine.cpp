@@ -1,21 +1,13 @@
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <map>
 #include <set>
 
+#include "voltapile/base/clock.hpp"
+
 #include "engine_impl.hpp"
 
 namespace voltapile {
-
-namespace {
-
-double now() {
-  using namespace std::chrono;
-  return duration<double>(steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
 
 Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
     : context(context_),
@@ -141,9 +133,9 @@ void Engine::Impl::issue(const StepInputs* inputs, const BatchMemory& batch, int
       device.wait(stream, {&device.stream(static_cast<Lane>(other)), known});
     }
     Clocked& clock = clocks[i][ring];
-    stream.run_on_host([&clock] { clock.begin = now(); });
+    stream.run_on_host([&clock] { clock.begin = now_seconds(); });
     enqueue(bound, stream, batch, valid, stop);
-    stream.run_on_host([&clock] { clock.end = now(); });
+    stream.run_on_host([&clock] { clock.end = now_seconds(); });
     const uint64_t done = device.record(stream).ticket;
     for (int slot : bound.reads) order[static_cast<size_t>(slot)].read[lane] = done;
     for (int slot : bound.writes) {

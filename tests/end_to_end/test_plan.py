@@ -12,7 +12,8 @@ def test_shipped_decks_are_planned(program, name, ranks):
     out = program.good("plan", deck)
     for word in ("mesh", "chunk", "bubble", "parameters", "memory", "schedule"):
         assert word in out.lower(), word
-    assert max(map(len, out.splitlines())) <= 110
+    # Messages that begin with the deck's path are as long as that path.
+    assert max(len(line) for line in out.splitlines() if str(deck) not in line) <= 100
 
 
 def test_the_headline_model_has_32_billion_parameters(program):

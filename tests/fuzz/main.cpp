@@ -81,6 +81,9 @@ class Mutator {
                                                      "\xC3\xA9",
                                                      "\xFF",
                                                      "model.dim=",
+                                                     "\t",
+                                                     "\"\\u00e9\\n\" = 1\n",
+                                                     "[\"\\u0001\"]\n",
                                                      "run.steps = 1\n"};
     const size_t at = below(text.size() + 1);
     switch (below(8)) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "voltapile/architecture/architecture.hpp"
+#include "voltapile/base/thread_pool.hpp"
 #include "voltapile/comm/communicator.hpp"
 #include "voltapile/device/device.hpp"
 #include "voltapile/device/kernels.hpp"
@@ -81,8 +82,10 @@ class ChunkModel {
 };
 
 // Initial values of the local part (local_shape(p, tp)) of a parameter in f32 or f64; padding is 0.
-// Depends on the seed and on whole-tensor indices only, not on the mesh.
+// Depends on the seed and on whole-tensor indices only, not on the mesh and not on the threads of
+// `pool` (null: the caller works alone). Error(bad_input) for a sine table of a width that 4 does
+// not divide.
 void initial_values(const Architecture&, const Parameter&, uint64_t seed, int tp, int tp_rank,
-                    TensorView local);
+                    TensorView local, ThreadPool* pool = nullptr);
 
 }  // namespace voltapile

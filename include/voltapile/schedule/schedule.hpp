@@ -64,7 +64,7 @@ void validate(const std::vector<Program>& programs, const ScheduleShape& shape);
 // Costs in seconds (or any unit). Per-chunk vectors may be empty (= all 1).
 struct Costs {
   double forward = 1, backward_input = 1, backward_weight = 1;  // backward = both
-  double recompute = 0;  // added to backward when `recompute` instructions are absent
+  double recompute = 0;  // of a `recompute`; added to backward where programs have none
   double transfer = 0, reduce = 0, norm = 0, update = 0, gather = 0, load = 0;
   std::vector<double> chunk_weight;  // multiplies compute costs of a chunk
 };
@@ -80,9 +80,10 @@ Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& sha
 
 // (p-1)/(m+p-1) for gpipe and 1f1b, (p-1)/(v m+p-1) for interleaved and breadth_first, and for
 // zero_bubble_h1 (p-1)(F+I-W) / (m(F+I+W) + (p-1)(F+I-W)) (Qi et al., "Zero bubble pipeline
-// parallelism", 2023), with equal chunks and transfers that take no time. Empty for others and
-// where it does not hold: fewer micros than ranks with several chunks or a split backward, chunks
-// that ranks do not divide, placements that are not cyclic, W above F or I.
+// parallelism", 2023), with equal chunks, transfers that take no time, and recomputation (if any)
+// as a part of backward: as instructions of its own it fills some of the bubble. Empty for others
+// and where it does not hold: fewer micros than ranks with several chunks or a split backward,
+// chunks that ranks do not divide, placements that are not cyclic, W above F or I.
 std::optional<double> bubble_formula(std::string_view name, const ScheduleShape& shape,
                                      const Costs& costs);
 

@@ -10,7 +10,7 @@ namespace {
 // A tile of the result: tall enough for the product to run at speed, small enough that what follows
 // it (bias, GELU) finds it in the core's cache.
 constexpr int64_t kTileRows = 128;
-constexpr int64_t kTileColumns = 768;
+constexpr int64_t kTileColumns = 384;
 
 // Weights in the computing type: where they are, or widened once a call.
 template <class T>
@@ -23,6 +23,18 @@ const Acc<T>* widened_weights(ThreadPool& pool, const T* w, int64_t n) {
       convert_run(w + begin, end - begin, wide + begin);
     });
     return wide;
+  }
+}
+
+// A block of a matrix in the computing type: where it is, or widened into `room`.
+template <class T>
+Operand<Acc<T>> block_of(const T* from, int64_t stride, int64_t rows, int64_t columns,
+                         Acc<T>* room) {
+  if constexpr (std::is_same_v<T, Acc<T>>) {
+    return {from, stride};
+  } else {
+    for (int64_t r = 0; r < rows; ++r) convert_run(from + r * stride, columns, room + r * columns);
+    return {room, columns};
   }
 }
 
@@ -99,34 +111,27 @@ void linear_backward_input_all(ThreadPool& pool, const T* dy, const T* w, const 
                         });
 }
 
-// dw is divided into bands over the threads; each band adds up the rows in blocks, in order.
+// dw is divided into tiles over the threads; each adds up the rows in blocks, in order.
 template <class T>
 void linear_backward_weight_all(ThreadPool& pool, const T* dy, const T* x, Acc<T>* dw, Acc<T>* db,
                                 int64_t rows, int64_t out, int64_t in) {
   using A = Acc<T>;
-  constexpr int64_t kBand = 96, kBlock = 256;
-  for_pieces(pool, out, kBand, [&](int64_t begin, int64_t end) {
-    const int64_t m = end - begin;
-    A* room = scratch<A>(Scratch::piece, kBlock * (m + in));
+  constexpr bool kNarrow = !std::is_same_v<T, A>;
+  constexpr int64_t kOut = 96, kIn = 384, kBlock = 256;
+  const int64_t across = pieces(in, kIn);
+  for_pieces(pool, pieces(out, kOut) * across, 1, [&](int64_t tile, int64_t) {
+    const int64_t o = tile / across * kOut, i = tile % across * kIn;
+    const int64_t m = std::min(kOut, out - o), n = std::min(kIn, in - i);
+    A* room = kNarrow ? scratch<A>(Scratch::piece, kBlock * (m + n)) : nullptr;
     for (int64_t row = 0; row < rows; row += kBlock) {
       const int64_t k = std::min(kBlock, rows - row);
-      const A* right = widened(x + row * in, k * in, room);
-      const A* left;
-      int64_t left_stride;
-      if constexpr (std::is_same_v<T, A>) {
-        left = dy + row * out + begin;
-        left_stride = out;
-      } else {
-        A* wide = room + kBlock * in;
-        for (int64_t r = 0; r < k; ++r) convert_run(dy + (row + r) * out + begin, m, wide + r * m);
-        left = wide;
-        left_stride = m;
-      }
-      multiply(m, in, k, {left, left_stride, Layout::transposed}, {right, in}, Into::accumulate,
-               dw + begin * in, in);
-      if (db)
+      const auto left = block_of(dy + row * out + o, out, k, m, room);
+      const auto right = block_of(x + row * in + i, in, k, n, room + kBlock * m);
+      multiply(m, n, k, {left.data, left.stride, Layout::transposed}, right, Into::accumulate,
+               dw + o * in + i, in);
+      if (db && i == 0)
         for (int64_t r = 0; r < k; ++r)
-          for (int64_t c = 0; c < m; ++c) db[begin + c] += left[r * left_stride + c];
+          for (int64_t c = 0; c < m; ++c) db[o + c] += left.data[r * left.stride + c];
     }
   });
 }
@@ -179,7 +184,7 @@ void CpuKernels::linear_backward_weight(TensorView dy, TensorView x, TensorView 
   launch(x.dtype, stream, [=, this](auto tag) {
     using T = decltype(tag);
     linear_backward_weight_all(pool_, dy.as<T>(), x.as<T>(), dw.as<Acc<T>>(), optional<Acc<T>>(db),
-                               x.rows(), dw.columns() ? dy.columns() : 0, x.columns());
+                               x.rows(), dy.columns(), x.columns());
   });
 }
 

@@ -134,7 +134,7 @@ TEST_F(IdxTest, TruncatedGzipAtEveryLength) {
   const Bytes whole = gzip(idx(kGrayMagic, {3, 4, 5}, pixels));
   for (size_t length = 2; length < whole.size(); ++length) {
     deck.data.train = folder.write("pictures", {whole.begin(), whole.begin() + length});
-    expect_fault(ExitCode::bad_data, {"data.train = ", "cut short"});
+    expect_fault(ExitCode::bad_data, {"data.train = ", "truncated"});
   }
 }
 
@@ -142,7 +142,7 @@ TEST_F(IdxTest, TruncatedLabelsAtEveryLength) {
   const Bytes whole = gzip(idx(kLabelsMagic, {3}, labels));
   for (size_t length = 2; length < whole.size(); ++length) {
     deck.data.train_labels = folder.write("labels", {whole.begin(), whole.begin() + length});
-    expect_fault(ExitCode::bad_data, {"data.train_labels = ", "cut short"});
+    expect_fault(ExitCode::bad_data, {"data.train_labels = ", "truncated"});
   }
 }
 

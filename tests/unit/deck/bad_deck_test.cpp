@@ -128,6 +128,11 @@ TEST(BadDeck, UnknownSectionGetsTheNearest) {
   });
 }
 
+// One slip, one fault: the keys below the header are not called missing as well.
+TEST(BadDeck, KeysOfAMisspeltSectionAreNotMissing) {
+  expect_all({{3, "[modle]", "3:2: [modle]: no such section; did you mean [model]?"}});
+}
+
 TEST(BadDeck, WrongTypeSaysWhatIsAllowed) {
   expect_all({
       {2, "steps = \"100\"", "2:9: run.steps = \"100\": must be an integer of at least 1"},
@@ -312,6 +317,10 @@ TEST(BadDeck, MalformedTextKeepsItsPlace) {
       {13, "format = synthetic",
        "13:10: `format = synthetic`: not valid TOML: value: could not determine value type; text "
        "needs quotes: format = \"synthetic\""},
+      {13, "format =\tidx   # MNIST's",
+       "13:11: `format = idx   # MNIST's`: not valid TOML: floating-point: expected 'inf', saw "
+       "'id'; "
+       "text needs quotes: format = \"idx\""},
       {13, "format = \"synthetic",
        "13:20: `format = \"synthetic`: not valid TOML: string: unescaped control characters other "
        "than TAB (U+0009) are explicitly prohibited; is a quote missing?"},
@@ -320,10 +329,19 @@ TEST(BadDeck, MalformedTextKeepsItsPlace) {
       {14, "mean = [0.5, 0.5\nflip = true",
        "15:1: `flip = true`: not valid TOML: array: expected comma or closing ']', saw 'f'; is a "
        "bracket or quote above it not closed?"},
+      {14, "\tflip =\tyes",
+       "14:9: `flip = yes`: not valid TOML: value: could not determine value type; text needs "
+       "quotes: flip = \"yes\""},
+      {14, "\"flip\\u00e9\" = 1",
+       "14:1: data.flip\\xC3\\xA9 = 1: no such key; did you mean data.flip?"},
       {14, "flip = true\nflip = false", "15:8: `flip = false`: given twice; keep one"},
       {14, "# caf\xC3\xA9",
        "14:6: byte 0xC3: a deck is plain ASCII text, comments too; write other letters in strings "
        "as \\u00E9"},
+      {14, "flip = 3 # caf\xC3\xA9",
+       "14:8: data.flip = 3: must be true or false\n"
+       "deck:14:15: byte 0xC3: a deck is plain ASCII text, comments too; write other letters in "
+       "strings as \\u00E9"},
       {14, std::string("a\0b", 3),
        "14:2: byte 0x00: a deck is plain ASCII text, comments too; write other letters in strings "
        "as \\u00E9"},

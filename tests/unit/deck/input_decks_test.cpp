@@ -44,6 +44,18 @@ TEST(InputDecks, ReferenceIsWhatTheSchemaSays) {
       << "stale: run `ninja deck-reference` in the build folder and commit input_decks/README.md";
 }
 
+// Results of old decks must not change because a default did, unnoticed.
+TEST(InputDecks, DefaultsAreTheRecordedOnes) {
+  const std::string text =
+      "run.steps = 100\n"
+      "model = { image = 32, patch = 4, dim = 64, depth = 4, heads = 4, classes = 10 }\n"
+      "batch.global = 32\n"
+      "data.format = \"synthetic\"\n";
+  const fs::path golden = kDecks.parent_path() / "tests/golden/short_deck_resolved.toml";
+  EXPECT_EQ(write_deck(parse_deck(text, "short.toml")), contents(golden))
+      << "say in CHANGELOG.md what changed, and record it in " << golden;
+}
+
 TEST(InputDecks, EveryDeckIsGoodAndDivides) {
   int decks = 0;
   for (const auto& entry : fs::directory_iterator(kDecks)) {

@@ -136,7 +136,7 @@ struct Runner::Impl {
     sizes = {o.micro, tensor.size(), o.sequence, o.working, o.recompute};
     step_state.loss_scale = o.loss_scale;
     ModelContext context{&a, &device->kernels(), &device->stream(Lane::compute), &tensor, sizes};
-    context.seed = 3;
+    context.seed = 8;  // drop path at 0.4 keeps some samples of a micro-batch and drops others
     const auto channels = static_cast<size_t>(a.model.channels);
     context.pixel_mean = o.pixel_mean.empty() ? std::vector<double>(channels, 0.5) : o.pixel_mean;
     context.pixel_std = o.pixel_std.empty() ? std::vector<double>(channels, 0.25) : o.pixel_std;
@@ -393,6 +393,7 @@ Difference largest_difference(const Architecture& a, const Values& x, const Valu
       const std::vector<double>&u = x.at(p.name), &v = y.at(p.name);
       VP_CHECK(u.size() == v.size(), "{} and {} values of {}", u.size(), v.size(), p.name);
       for (size_t i = 0; i < u.size(); ++i) {
+        if (u[i] == v[i]) continue;  // also where all of a layer is zero
         const double difference = std::abs(u[i] - v[i]) / scale;
         const std::string where = format("{}[{}]: {} and {}", p.name, i, u[i], v[i]);
         if (std::isnan(difference)) return {difference, where};

@@ -87,6 +87,15 @@ TEST(InitialValues, MatricesAreTruncatedNormalAndTheRestIsConstant) {
   }
 }
 
+TEST(InitialValues, DoNotDependOnTheThreads) {
+  const Architecture a = architecture();
+  const Parameter& p = a.layers[1].parameters[2];
+  std::vector<double> values(static_cast<size_t>(p.shape.elements()));
+  ThreadPool pool(3);
+  initial_values(a, p, 42, 1, 0, {values.data(), DType::f64, p.shape}, &pool);
+  EXPECT_EQ(values, assembled(a, p, 1));
+}
+
 TEST(InitialValues, AreRoundedOnceInSinglePrecision) {
   const Architecture a = architecture();
   const Parameter& p = a.layers[1].parameters[2];

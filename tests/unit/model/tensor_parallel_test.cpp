@@ -119,8 +119,9 @@ TEST(Evaluation, CountsTheSameOnEveryMesh) {
   }
 }
 
-// Top-1 and top-5 as their definition has them, from the logits that training keeps.
-TEST(Evaluation, CountsLabelsAmongTheGreatestLogits) {
+// Loss, top-1 and top-5 as their definitions have them, from the logits that training keeps; the
+// last sample of each micro-batch is padding.
+TEST(Evaluation, CountsLabelsAmongTheGreatestLogitsOfValidSamples) {
   const Architecture a = architecture(false);
   Options options;
   options.micro = 4;
@@ -134,7 +135,7 @@ TEST(Evaluation, CountsLabelsAmongTheGreatestLogits) {
     micros.push_back(random_batch(a, 4, i));
     training.forward({micros.back()});
     const std::vector<double> logits = training.logits();
-    for (size_t s = 0; s < 4; ++s) {
+    for (size_t s = 0; s < 3; ++s) {
       const auto label = static_cast<size_t>(micros.back().labels[s]);
       double greater = 0, sum = 0;
       for (size_t k = 0; k < 10; ++k) {
@@ -147,6 +148,7 @@ TEST(Evaluation, CountsLabelsAmongTheGreatestLogits) {
     }
   }
   options.training = false;
+  options.valid = 3;
   Runner evaluation(a, options, *solo);
   evaluation.set_weights(weights);
   EXPECT_NEAR(evaluation.forward(micros), loss / 128, 1e-12);

@@ -153,6 +153,9 @@ TEST_F(ScheduleFile, FaultsNameTheFile) {
   expect_parts(fault_of(deck_), {"parallel.schedule_file", "cannot be read"});
   deck_.parallel.schedule_file = (folder_ / "schedule.txt").string();
   write("F0.0 X0.1\n");
+  deck_.parallel.tensor = 3;  // other faults do not hide it
+  expect_parts(fault_of(deck_), {"schedule.txt:1:6", "parallel.tensor"});
+  deck_.parallel.tensor = 1;
   expect_parts(fault_of(deck_), {"schedule.txt:1:6"});
   write("F0.0 B0.0 F0.1 B0.1\nF1.1 B1.1 F1.0 B1.0\n");  // each rank waits for the other
   expect_parts(fault_of(deck_), {"schedule.txt"});

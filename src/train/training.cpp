@@ -1,0 +1,188 @@
+#include "training.hpp"
+
+#include <algorithm>
+
+#include "voltapile/base/clock.hpp"
+#include "voltapile/base/log.hpp"
+#include "voltapile/base/units.hpp"
+#include "voltapile/deck/parse.hpp"
+#include "voltapile/optim/optim.hpp"
+#include "voltapile/train/stop_request.hpp"
+
+#include "run_state.hpp"
+
+namespace voltapile {
+
+namespace {
+
+// Steps in a row without a finite gradient after which going on is pointless.
+constexpr int kSkipLimit = 50;
+
+}  // namespace
+
+void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
+  StepState state;
+  const Deck& deck = plan_.deck;
+  state.loss_scale = deck.precision.type != DType::f16 ? 1.0
+                     : deck.precision.loss_scale       ? *deck.precision.loss_scale
+                                                       : deck.precision.initial_loss_scale;
+  agree(control_, [&] {
+    if (!checkpoint) return initialise(context_);
+    restore(context_, *checkpoint, Restore::everything);
+    const RunState stored = read_run_state(*checkpoint);
+    state.inputs.step = stored.step;
+    state.loss_scale = stored.loss_scale;
+    state.good_steps = stored.good_steps;
+    state.adam_step = stored.adam_step;
+    state.skipped_steps = stored.skipped_steps;
+    samples_ = stored.samples;
+    saved_ = stored.step;
+  });
+  issued_ = waited_ = state.inputs.step;
+  engine_.set_state(state);
+  if (data_.source != nullptr) {
+    const int64_t per_rank = deck.batch.global / plan_.mesh.dp;
+    loader_ = std::make_unique<Loader>(data_.source,
+                                       LoaderOptions{.seed = deck.run.seed,
+                                                     .shuffle = true,
+                                                     .flip = deck.data.flip,
+                                                     .shift = deck.data.shift,
+                                                     .channels = deck.model.channels,
+                                                     .height = deck.model.image[0],
+                                                     .width = deck.model.image[1],
+                                                     .samples_per_step = deck.batch.global,
+                                                     .rank_offset = context_.coord().dp * per_rank,
+                                                     .rank_samples = per_rank,
+                                                     .first_sample = samples_,
+                                                     .workers = std::max(1, deck.data.workers)},
+                                       ring_.batches);
+  }
+  if (leads()) {
+    metrics_ = std::make_unique<Metrics>(folder_->path(), issued_);
+    if (!options_.quiet) {
+      progress_ =
+          std::make_unique<Progress>(issued_, total_, deck.run.log_every, output_is_terminal());
+    }
+  }
+  // Everybody is ready before the clock starts.
+  control_.barrier();
+  began_ = last_step_at_ = now_seconds();
+}
+
+void Training::report_skip(const StepState& state) {
+  const std::string where = parameter_name(plan_.architecture, state.bad_parameter);
+  if (++skipped_in_a_row_ >= kSkipLimit) {
+    throw SharedError(ExitCode::failure, format("{} steps in a row had a gradient that is not "
+                                                "finite, first in {}, at loss scale {}; lower "
+                                                "optimizer.lr or raise optimizer.warmup_steps",
+                                                skipped_in_a_row_, where, state.loss_scale));
+  }
+  if (leads()) {
+    log::warn(format("step {} skipped: the gradient of {} is not finite (loss scale {})",
+                     state.inputs.step + 1, where, state.loss_scale));
+  }
+}
+
+void Training::finish_step() {
+  const StepResult result = engine_.wait_for_step();
+  if (loader_) loader_->release();
+  ++waited_;
+  samples_ += plan_.deck.batch.global;
+  timers_.add(result.timers);
+  stop_ = stop_ || result.stop;
+  const double at = now_seconds();
+  const TrainRecord record{
+      .step = waited_,
+      .loss = result.state.loss,
+      .learning_rate = result.state.inputs.learning_rate,
+      .grad_norm = result.state.grad_norm,
+      .loss_scale = result.state.loss_scale,
+      .samples_per_second =
+          static_cast<double>(plan_.deck.batch.global) / std::max(at - last_step_at_, 1e-9),
+      .seconds = at - last_step_at_,
+      .skipped = result.state.skip != 0,
+  };
+  last_step_at_ = at;
+  summary_.loss = record.loss;
+  if (record.skipped) report_skip(result.state);
+  else skipped_in_a_row_ = 0;
+  if (!leads()) return;
+  metrics_->add(record);
+  if (progress_) progress_->show(record);
+  if (options_.on_step) options_.on_step(record);
+}
+
+void Training::evaluate() {
+  drain();
+  const double began = now_seconds();
+  summary_.evaluation = evaluator_.run(waited_);
+  last_step_at_ += now_seconds() - began;  // not the next step's time
+  if (!leads()) return;
+  metrics_->add(*summary_.evaluation);
+  if (progress_) progress_->finish();
+  if (!options_.quiet) {
+    log::info(format(
+        "step {}: test loss {:.4f}, top-1 {:.2f} %, top-5 {:.2f} % of {} pictures ({})", waited_,
+        summary_.evaluation->loss, 100 * summary_.evaluation->top1, 100 * summary_.evaluation->top5,
+        show_grouped(summary_.evaluation->samples), show_seconds(now_seconds() - began)));
+  }
+}
+
+void Training::save() {
+  drain();
+  if (saved_ == waited_) return;
+  const double began = now_seconds();
+  const StepState state = engine_.next_state();
+  const RunState run{.step = waited_,
+                     .samples = samples_,
+                     .seed = plan_.deck.run.seed,
+                     .loss_scale = state.loss_scale,
+                     .good_steps = state.good_steps,
+                     .adam_step = state.adam_step,
+                     .skipped_steps = state.skipped_steps,
+                     .deck = write_deck(plan_.deck)};
+  std::filesystem::path folder;
+  agree(control_, [&] {
+    folder = voltapile::save(context_, checkpoints_, run, plan_.deck.checkpoint.keep_last);
+  });
+  saved_ = waited_;
+  last_step_at_ += now_seconds() - began;
+  if (!leads()) return;
+  if (progress_) progress_->finish();
+  if (!options_.quiet)
+    log::info(format("step {}: saved {} ({})", waited_, folder.string(),
+                     show_seconds(now_seconds() - began)));
+}
+
+TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoint) {
+  start(checkpoint);
+  const Deck& deck = plan_.deck;
+  const auto due = [&](int64_t every) { return every > 0 && issued_ % every == 0; };
+  while (issued_ < total_ && !stop_) {
+    const bool out_of_time =
+        deck.run.walltime_seconds && now_seconds() - began_ > *deck.run.walltime_seconds;
+    const StepInputs inputs{learning_rate(deck.optimizer, issued_, total_), issued_,
+                            samples_ + (issued_ - waited_) * deck.batch.global};
+    engine_.issue(inputs, loader_ ? loader_->next() : ring_.batches.front(),
+                  stop_requested() || out_of_time);
+    ++issued_;
+    // The host stays one step ahead of the device.
+    if (issued_ - waited_ > 1) finish_step();
+    if (issued_ < total_ && due(deck.eval.every_steps)) evaluate();
+    if (issued_ < total_ && due(deck.checkpoint.every_steps)) save();
+  }
+  drain();
+  summary_.seconds = now_seconds() - began_;
+  const bool finished = waited_ == total_;
+  if (finished) evaluate();
+  if (!finished || deck.checkpoint.at_end) save();
+  if (metrics_) metrics_->publish();
+  if (progress_) progress_->finish();
+  summary_.steps = waited_;
+  summary_.code = finished ? ExitCode::done : ExitCode::stopped_early;
+  summary_.timers = timers_;
+  summary_.timers.data_wait_seconds = loader_ ? loader_->waited_seconds() : 0;
+  return summary_;
+}
+
+}  // namespace voltapile

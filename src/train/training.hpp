@@ -1,0 +1,69 @@
+// Private to train: one training session of one rank, from its start or a checkpoint to its end.
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "voltapile/train/progress.hpp"
+#include "voltapile/train/run_folder.hpp"
+#include "voltapile/train/trainer.hpp"
+
+#include "session.hpp"
+
+namespace voltapile {
+
+class Training {
+ public:
+  Training(const Plan& plan, Communicator& control, RankContext& context,
+           const TrainOptions& options, RunFolder* folder, std::filesystem::path checkpoints,
+           OpenedSource data, OpenedSource test, int64_t total)
+      : plan_(plan),
+        control_(control),
+        context_(context),
+        options_(options),
+        folder_(folder),
+        checkpoints_(std::move(checkpoints)),
+        data_(std::move(data)),
+        total_(total),
+        engine_(context, plan.train),
+        evaluator_(context, std::move(test)),
+        ring_(make_ring(context, plan.train, Engine::kRing)) {}
+
+  TrainSummary run(const std::optional<std::filesystem::path>& checkpoint);
+
+ private:
+  void start(const std::optional<std::filesystem::path>& checkpoint);
+  void finish_step();
+  void evaluate();
+  void save();
+  void drain() {
+    while (waited_ < issued_) finish_step();
+    engine_.drain();
+  }
+  bool leads() const { return folder_ != nullptr; }
+  void report_skip(const StepState& state);
+
+  const Plan& plan_;
+  Communicator& control_;
+  RankContext& context_;
+  const TrainOptions& options_;
+  RunFolder* folder_;  // rank 0 only
+  std::filesystem::path checkpoints_;
+  OpenedSource data_;
+  int64_t total_;
+  Engine engine_;
+  Evaluator evaluator_;
+  BatchRing ring_;
+  std::unique_ptr<Loader> loader_;
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<Progress> progress_;
+  SummaryTimers timers_;
+  int64_t issued_ = 0, waited_ = 0, saved_ = -1;  // steps
+  int64_t samples_ = 0;
+  int skipped_in_a_row_ = 0;
+  bool stop_ = false;
+  double began_ = 0, last_step_at_ = 0;
+  TrainSummary summary_;
+};
+
+}  // namespace voltapile
