@@ -43,12 +43,6 @@ class Descriptor {
   int fd_;
 };
 
-void sync(const std::filesystem::path& path, int flags, const char* what) {
-  Descriptor file(path, flags, ExitCode::failure, what);
-  if (::fsync(file.fd()) != 0) throw_errno(ExitCode::failure, path, what);
-  file.close(path);
-}
-
 class Hash {
  public:
   Hash() : state_(XXH3_createState()) { XXH3_128bits_reset(state_); }
@@ -67,49 +61,12 @@ class Hash {
   XXH3_state_t* state_;
 };
 
-// Takes blocks of a file in order and compares them with what must be there.
-class Comparison {
- public:
-  Comparison(const std::filesystem::path& path, std::span<const Expected> expected)
-      : path_(path), expected_(expected) {}
-
-  void add(int64_t offset, std::span<const std::byte> block) {
-    const int64_t end = offset + static_cast<int64_t>(block.size());
-    for (; next_ < expected_.size(); ++next_) {
-      const Expected& e = expected_[next_];
-      const int64_t e_end = e.offset + static_cast<int64_t>(e.bytes.size());
-      const int64_t from = std::max(offset, e.offset), to = std::min(end, e_end);
-      if (from < to &&
-          std::memcmp(block.data() + (from - offset), e.bytes.data() + (from - e.offset),
-                      static_cast<size_t>(to - from)) != 0) {
-        fail(from);
-      }
-      if (e_end > end) return;
-    }
-  }
-  void finish(int64_t bytes) const {
-    if (next_ < expected_.size()) fail(bytes);
-  }
-
- private:
-  [[noreturn]] void fail(int64_t at) const {
-    throw Error(ExitCode::failure,
-                format("{}: what was written did not reach the file (near byte {}); is the disk "
-                       "full?",
-                       path_.string(), at));
-  }
-  const std::filesystem::path& path_;
-  std::span<const Expected> expected_;
-  size_t next_ = 0;
-};
-
 }  // namespace
 
-void sync_file(const std::filesystem::path& path) {
-  sync(path, O_RDONLY, "cannot sync this file to the disk");
-}
 void sync_folder(const std::filesystem::path& path) {
-  sync(path, O_RDONLY | O_DIRECTORY, "cannot sync this folder to the disk");
+  const char* what = "cannot sync this folder to the disk";
+  Descriptor folder(path, O_RDONLY | O_DIRECTORY, ExitCode::failure, what);
+  if (::fsync(folder.fd()) != 0) throw_errno(ExitCode::failure, path, what);
 }
 
 void write_synced(const std::filesystem::path& path, std::span<const std::byte> bytes) {
@@ -134,13 +91,11 @@ void publish_file(const std::filesystem::path& path, std::span<const std::byte> 
   }
 }
 
-Digest digest_file(const std::filesystem::path& path, int64_t from,
-                   std::span<const Expected> expected) {
+Digest digest_file(const std::filesystem::path& path, int64_t from) {
   const auto code = ExitCode::bad_data;
   const Descriptor file(path, O_RDONLY, code, "cannot open this file");
   ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_SEQUENTIAL);
   Hash hash;
-  Comparison comparison(path, expected);
   constexpr size_t kBlock = size_t{4} << 20;
   std::vector<std::byte> block(kBlock);
   int64_t offset = 0;
@@ -150,12 +105,10 @@ Digest digest_file(const std::filesystem::path& path, int64_t from,
     if (got < 0) throw_errno(code, path, "cannot read");
     if (got == 0) break;
     const std::span<const std::byte> read(block.data(), static_cast<size_t>(got));
-    comparison.add(offset, read);
     const int64_t skip = std::clamp<int64_t>(from - offset, 0, got);
     hash.add(read.subspan(static_cast<size_t>(skip)));
     offset += got;
   }
-  comparison.finish(offset);
   return {offset, hash.hex()};
 }
 

@@ -94,7 +94,7 @@ void publish_step(const fs::path& checkpoints, int64_t step) {
   if (again) fs::remove_all(replaced);
 }
 
-void prune(const fs::path& checkpoints, int64_t keep_last, int64_t step) {
+void prune(const fs::path& checkpoints, int64_t keep_last) {
   if (keep_last <= 0) return;
   try {
     std::vector<int64_t> steps;
@@ -110,7 +110,7 @@ void prune(const fs::path& checkpoints, int64_t keep_last, int64_t step) {
     for (const int64_t old : steps) {
       if (left <= keep_last) break;
       const fs::path folder = checkpoints / step_name(old);
-      if (old == step || (latest && latest->filename() == folder.filename())) continue;
+      if (latest && latest->filename() == folder.filename()) continue;
       remove_step(folder);
       --left;
     }

@@ -21,8 +21,8 @@ void tidy(const std::filesystem::path& checkpoints);
 // Gives step_N.partial its name and moves `latest` to it; synced.
 void publish_step(const std::filesystem::path& checkpoints, int64_t step);
 
-// Removes the checkpoints of the lowest steps until keep_last are left (0: none), but neither
-// `step` nor what `latest` names. A folder that cannot be removed is a warning.
-void prune(const std::filesystem::path& checkpoints, int64_t keep_last, int64_t step);
+// Removes the checkpoints of the lowest steps until keep_last are left (0: none), but not the one
+// that `latest` names. A folder that cannot be removed is a warning.
+void prune(const std::filesystem::path& checkpoints, int64_t keep_last);
 
 }  // namespace voltapile

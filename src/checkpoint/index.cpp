@@ -78,7 +78,7 @@ void write_tensor(const Parameter& parameter, const std::vector<Source>& sources
     for (const Mapping& mapping :
          map_piece(parameter, shard->owner.tp, shard->owner.tp_rank, piece->begin, piece->end)) {
       parts.push_back({shard->file, "/master/" + parameter.name, piece->end - piece->begin,
-                       mapping.piece, mapping.whole});
+                       mapping.offset, mapping.whole});
       boxes.push_back(mapping.whole);
     }
   }

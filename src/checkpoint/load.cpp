@@ -28,7 +28,7 @@ void load_tensor(const h5::Group& group, const Piece& piece, const std::vector<M
   float* values = view.as<float>();
   const int64_t extent = mapped_extent(mappings);
   for (const Mapping& mapping : mappings) {
-    dataset.read_box(mapping.whole, values, DType::f32, mapping.piece);
+    dataset.read_box(mapping.whole, values + mapping.offset, DType::f32);
   }
   if (std::any_of(values, values + extent, [](float x) { return std::isnan(x); })) {
     throw Error(code, format("{}: elements are missing (a shard does not hold them){}",

@@ -59,6 +59,10 @@ void map_block(const Block& block, const Rectangle& r, const Shape& whole, int64
   const int64_t columns = std::min(block.column_end, r.local_column + r.columns) - column;
   if (rows <= 0 || columns <= 0) return;
 
+  // So that the block is one run of the piece; no split divides more than one dim.
+  VP_CHECK(rows == 1 || columns == local_columns, "a block of {} x {} in rows of {}", rows, columns,
+           local_columns);
+
   const int64_t first = row * local_columns + column - begin;
   h5::Box in_rows;
   in_rows.start.append(r.whole_row + row - r.local_row);
@@ -66,12 +70,7 @@ void map_block(const Block& block, const Rectangle& r, const Shape& whole, int64
   const int64_t from = r.whole_column + column - r.local_column;
   split_range(whole, 1, from, from + columns, first, in_rows,
               [&](int64_t offset, const h5::Box& box) {
-                const int64_t width = box.count.elements() / rows;
-                h5::Runs runs{offset, local_columns, rows, width};
-                if (rows == 1 || width == local_columns) {
-                  runs = {offset, rows * width, 1, rows * width};
-                }
-                out.push_back({runs, box});
+                out.push_back({offset, box});
               });
 }
 
@@ -108,7 +107,7 @@ std::vector<Mapping> map_piece(const Parameter& parameter, int tp, int tp_rank, 
 
 int64_t mapped_extent(const std::vector<Mapping>& mappings) {
   int64_t extent = 0;
-  for (const Mapping& mapping : mappings) extent = std::max(extent, mapping.piece.end());
+  for (const Mapping& mapping : mappings) extent = std::max(extent, mapping.end());
   return extent;
 }
 

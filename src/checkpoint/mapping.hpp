@@ -7,10 +7,11 @@
 
 namespace voltapile {
 
-// The runs of the piece, in order, are the box of the whole tensor in row-major order.
+// The elements of the piece from `offset` on are the box of the whole tensor in row-major order.
 struct Mapping {
-  h5::Runs piece;
+  int64_t offset = 0;
   h5::Box whole;
+  int64_t end() const { return offset + whole.count.elements(); }
 };
 
 // The piece holds elements [begin, end) of the flattened local tensor of `parameter` on one tensor

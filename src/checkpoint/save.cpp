@@ -74,7 +74,7 @@ fs::path save_checkpoint(const fs::path& checkpoints, Communicator& world, const
       write_index(partial, state, model, reports);
       sync_folder(partial);
       publish_step(checkpoints, state.step);
-      prune(checkpoints, keep_last, state.step);
+      prune(checkpoints, keep_last);
     });
   } catch (const Error& error) {
     // Every rank has given up by now, so nobody writes there any more.

@@ -57,16 +57,11 @@ Shape Dataset::shape() const {
   return shape;
 }
 
-int64_t Dataset::file_offset() const {
-  Turn turn;
-  const haddr_t offset = H5Dget_offset(handle_.id());
-  return offset == HADDR_UNDEF ? -1 : static_cast<int64_t>(offset);
-}
-
 void Dataset::write(const void* data, DType type) {
   Turn turn;
   check(H5Dwrite(handle_.id(), memory_type(type), H5S_ALL, H5S_ALL, H5P_DEFAULT, data), code_,
         where_, "cannot write");
+  check_written();
 }
 
 void Dataset::read(void* data, DType type) const {
@@ -75,9 +70,7 @@ void Dataset::read(void* data, DType type) const {
         where_, "cannot read");
 }
 
-void Dataset::read_box(const Box& box, void* data, DType type, const Runs& into) const {
-  VP_CHECK(box.count.elements() == into.elements(), "{}: a box of {} elements into runs of {}",
-           where_, box.count.elements(), into.elements());
+void Dataset::read_box(const Box& box, void* data, DType type) const {
   Turn turn;
   const Handle space(check(H5Dget_space(handle_.id()), code_, where_, "cannot read the shape"));
   select_box(space.id(), box, code_, where_);
@@ -85,15 +78,9 @@ void Dataset::read_box(const Box& box, void* data, DType type, const Runs& into)
     throw Error(code_, format("{}: it does not hold the block of {} from {}", where_,
                               box.count.text(), box.start.text()));
   }
-  const Handle memory = make_space(Shape{into.end()}, code_, where_);
-  select_runs(memory.id(), into, code_, where_);
+  const Handle memory = make_space(Shape{box.count.elements()}, code_, where_);
   check(H5Dread(handle_.id(), memory_type(type), memory.id(), space.id(), H5P_DEFAULT, data), code_,
         where_, "cannot read");
-}
-
-void Dataset::read_box(const Box& box, void* data, DType type) const {
-  const int64_t elements = box.count.elements();
-  read_box(box, data, type, Runs{0, elements, 1, elements});
 }
 
 Dataset Group::create(const std::string& name, const Handle& type, const Handle& space,
@@ -101,7 +88,7 @@ Dataset Group::create(const std::string& name, const Handle& type, const Handle&
   Handle dataset(check(H5Dcreate2(handle_.id(), name.c_str(), type.id(), space.id(), H5P_DEFAULT,
                                   creation.id(), H5P_DEFAULT),
                        code_, child(name), "cannot create this dataset"));
-  return Dataset(std::move(dataset), child(name), code_);
+  return Dataset(std::move(dataset), child(name), code_, target_);
 }
 
 Dataset Group::create_dataset(const std::string& name, DType type, const Shape& shape) {
@@ -122,7 +109,7 @@ Dataset Group::open_dataset(const std::string& name) const {
   Turn turn;
   Handle dataset(check(H5Dopen2(handle_.id(), name.c_str(), H5P_DEFAULT), code_, child(name),
                        "cannot open this dataset"));
-  return Dataset(std::move(dataset), child(name), code_);
+  return Dataset(std::move(dataset), child(name), code_, target_);
 }
 
 Dataset Group::create_virtual(const std::string& name, const Shape& shape,
@@ -136,12 +123,12 @@ Dataset Group::create_virtual(const std::string& name, const Shape& shape,
   check(H5Pset_fill_value(creation.id(), H5T_NATIVE_FLOAT, &fill), code_, where,
         "cannot set the fill value");
   for (const VirtualPart& part : parts) {
-    VP_CHECK(part.source.elements() == part.box.count.elements(),
-             "{}: {} elements of {} for a block of {}", where, part.source.elements(), part.file,
-             part.box.count.text());
+    const int64_t elements = part.box.count.elements();
+    VP_CHECK(part.offset + elements <= part.extent, "{}: elements {}:{} of {} in {}", where,
+             part.offset, part.offset + elements, part.extent, part.file);
     select_box(space.id(), part.box, code_, where);
     const Handle source = make_space(Shape{part.extent}, code_, where);
-    select_runs(source.id(), part.source, code_, where);
+    select_box(source.id(), {Shape{part.offset}, Shape{elements}}, code_, where);
     check(H5Pset_virtual(creation.id(), space.id(), part.file.c_str(), part.dataset.c_str(),
                          source.id()),
           code_, where, "cannot map a part");

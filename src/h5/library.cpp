@@ -1,6 +1,7 @@
 #include "library.hpp"
 
 #include <array>
+#include <string_view>
 #include <vector>
 
 namespace voltapile::h5 {
@@ -12,9 +13,20 @@ std::recursive_mutex& process_mutex() {
   return *mutex;
 }
 
+// HDF5 says "unable to open file: name = ..., errno = 2, error message = 'No such file or
+// directory', flags = 0, ...": what was attempted, and what the system answered, are enough.
+std::string in_short(std::string cause) {
+  constexpr std::string_view kMark = "error message = '";
+  const size_t begin = cause.find(kMark);
+  if (begin == std::string::npos) return cause;
+  const size_t from = begin + kMark.size();
+  return cause.substr(0, cause.find(':')) + ": " +
+         cause.substr(from, cause.find('\'', from) - from);
+}
+
 herr_t collect(unsigned, const H5E_error2_t* entry, void* client) {
   auto& causes = *static_cast<std::vector<std::string>*>(client);
-  causes.emplace_back(entry->desc != nullptr ? entry->desc : "");
+  causes.push_back(in_short(entry->desc != nullptr ? entry->desc : ""));
   return 0;
 }
 
@@ -40,10 +52,10 @@ void throw_stack(ExitCode code, const std::string& where, const char* what) {
   std::vector<std::string> causes;
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, collect, &causes);
   H5Eclear2(H5E_DEFAULT);
-  // Upward: the first entry is where the fault arose, the last is the call that we made.
+  // Upward: the first entry is where the fault arose; the others say "cannot" on the way back to
+  // us.
   std::string text = where + ": " + what;
   if (!causes.empty()) text += ": " + causes.front();
-  if (causes.size() > 1 && causes.back() != causes.front()) text += " (" + causes.back() + ")";
   throw Error(code, text);
 }
 
@@ -88,16 +100,6 @@ void select_box(hid_t space, const Box& box, ExitCode code, const std::string& w
   const std::array<hsize_t, Shape::kMaxDims> one = {1, 1, 1, 1, 1, 1};
   check(H5Sselect_hyperslab(space, H5S_SELECT_SET, start.data(), nullptr, one.data(), count.data()),
         code, where, "cannot select a block");
-}
-
-void select_runs(hid_t space, const Runs& runs, ExitCode code, const std::string& where) {
-  const auto start = static_cast<hsize_t>(runs.offset);
-  const auto count = static_cast<hsize_t>(runs.count);
-  const auto block = static_cast<hsize_t>(runs.block);
-  const auto stride = static_cast<hsize_t>(runs.stride);
-  check(H5Sselect_hyperslab(space, H5S_SELECT_SET, &start, count > 1 ? &stride : nullptr, &count,
-                            &block),
-        code, where, "cannot select elements");
 }
 
 }  // namespace voltapile::h5

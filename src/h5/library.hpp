@@ -18,7 +18,7 @@ class Turn {
   std::lock_guard<std::recursive_mutex> lock_;
 };
 
-// Throws Error(code) "<where>: <what>: <HDF5's causes>" from HDF5's error stack.
+// Throws Error(code) "<where>: <what>: <HDF5's first cause>" from HDF5's error stack.
 [[noreturn]] void throw_stack(ExitCode code, const std::string& where, const char* what);
 
 // Passes HDF5's answer through; negative means a fault.
@@ -33,6 +33,5 @@ hid_t file_type(DType type);
 
 Handle make_space(const Shape& shape, ExitCode code, const std::string& where);
 void select_box(hid_t space, const Box& box, ExitCode code, const std::string& where);
-void select_runs(hid_t space, const Runs& runs, ExitCode code, const std::string& where);
 
 }  // namespace voltapile::h5

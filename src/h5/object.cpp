@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "library.hpp"
+#include "target.hpp"
 
 namespace voltapile::h5 {
 
@@ -14,6 +15,12 @@ Handle::~Handle() {
   if (id_ < 0) return;
   Turn turn;
   H5Idec_ref(id_);
+}
+
+void Object::check_written() const {
+  if (target_ && !target_->fault.empty()) {
+    throw Error(code_, format("{}: cannot write: {}", where_, target_->fault));
+  }
 }
 
 namespace {

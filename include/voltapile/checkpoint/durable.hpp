@@ -8,8 +8,7 @@
 
 namespace voltapile {
 
-// Waits until the file's bytes, or the folder's entries, are on the disk.
-void sync_file(const std::filesystem::path& path);
+// Waits until the folder's entries are on the disk.
 void sync_folder(const std::filesystem::path& path);
 
 // Writes a new file, or empties and rewrites one, and syncs it.
@@ -19,20 +18,11 @@ void write_synced(const std::filesystem::path& path, std::span<const std::byte> 
 // the old file open keeps reading the old bytes.
 void publish_file(const std::filesystem::path& path, std::span<const std::byte> bytes);
 
-// Bytes that must be found in a file.
-struct Expected {
-  int64_t offset = 0;
-  std::span<const std::byte> bytes;
-};
-
 struct Digest {
   int64_t bytes = 0;  // of the whole file
   std::string hex;    // XXH3-128 of the bytes from `from` on, as `xxhsum -H2` prints it
 };
-// Reads the file once. `expected` is sorted by offset and does not overlap; Error(failure) when the
-// file holds something else there (a write that the system lost).
-Digest digest_file(const std::filesystem::path& path, int64_t from = 0,
-                   std::span<const Expected> expected = {});
+Digest digest_file(const std::filesystem::path& path, int64_t from = 0);
 std::string digest_of(std::span<const std::byte> bytes);
 
 }  // namespace voltapile

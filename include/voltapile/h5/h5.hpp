@@ -27,21 +27,13 @@ struct Box {
   Shape start, count;
 };
 
-// Equally spaced runs of a flat sequence: `count` runs of `block` elements, `stride` apart, the
-// first at `offset`.
-struct Runs {
-  int64_t offset = 0, stride = 1, count = 1, block = 1;
-  int64_t elements() const { return count * block; }
-  int64_t end() const { return offset + (count - 1) * stride + block; }
-};
-
-// One part of a virtual dataset: the runs of a 1-D dataset, in order, fill the box in row-major
-// order.
+// One part of a virtual dataset: the elements of a 1-D dataset from `offset` on fill the box in
+// row-major order.
 struct VirtualPart {
   std::string file;     // relative to the folder of the file that holds the virtual dataset
   std::string dataset;  // absolute path inside `file`
   int64_t extent = 0;   // elements of the source dataset
-  Runs source;
+  int64_t offset = 0;
   Box box;
 };
 
@@ -53,8 +45,7 @@ struct Field {
   size_t offset = 0;      // in a row
 };
 
-// Owns one HDF5 identifier; move-only. Destroying it closes it and swallows faults: whoever writes
-// calls File::close(), which does not.
+// Owns one HDF5 identifier; move-only. Destroying it closes it and swallows faults.
 class Handle {
  public:
   Handle() = default;
@@ -68,6 +59,8 @@ class Handle {
  private:
   int64_t id_ = -1;
 };
+
+struct Target;  // where a file goes that is being written
 
 // What a file, a group and a dataset share: attributes, and a name for messages.
 class Object {
@@ -87,8 +80,14 @@ class Object {
   std::string text_attribute(const std::string& name) const;
 
  protected:
-  Object(Handle handle, std::string where, ExitCode code)
-      : handle_(std::move(handle)), where_(std::move(where)), code_(code) {}
+  Object(Handle handle, std::string where, ExitCode code, std::shared_ptr<Target> target)
+      : target_(std::move(target)),
+        handle_(std::move(handle)),
+        where_(std::move(where)),
+        code_(code) {}
+  void check_written() const;  // Error when a write to the file was refused
+
+  std::shared_ptr<Target> target_;  // null: reading. Outlives the handle, which may write to it
   Handle handle_;
   std::string where_;
   ExitCode code_;  // of a fault here
@@ -97,13 +96,10 @@ class Object {
 class Dataset : public Object {
  public:
   Shape shape() const;  // Error when it has more than Shape::kMaxDims dims
-  // Where a contiguous dataset's bytes lie in its file; -1 when it has no such place.
-  int64_t file_offset() const;
   // All elements, row-major, in `type` (converted when the file has another type).
   void write(const void* data, DType type);
   void read(void* data, DType type) const;
-  // The elements of `box`, in row-major order, into the runs of the flat array `data`.
-  void read_box(const Box& box, void* data, DType type, const Runs& into) const;
+  // The elements of `box`, in row-major order.
   void read_box(const Box& box, void* data, DType type) const;
 
  private:
@@ -146,27 +142,24 @@ class Group : public Object {
 
 class File : public Group {
  public:
-  File(File&&) = default;
-  File& operator=(File&&) = delete;
-  ~File();
-
   static File open(const std::filesystem::path& path);    // for reading
   static File create(const std::filesystem::path& path);  // empties what was there
   // A file that lives in memory until close_image() hands over its bytes; `name` is for messages.
-  // The first `user_block` bytes (0, or a power of two from 512) are left to the caller, and zero.
+  // The first `user_block` bytes (0, or a power of two from 512) of the image are left to the
+  // caller, and are zero.
   static File create_in_memory(const std::filesystem::path& name, size_t user_block = 0);
 
   // Closes and returns the file's bytes (create_in_memory only).
   std::vector<std::byte> close_image();
-  // Closes, and reports what the destructor would swallow; nothing inside may be open any more.
-  // HDF5 can miss a failed write of its own cached metadata here (seen with 1.10.8 on a full disk):
-  // read back what matters.
+  // Of a file that was written: every byte is on the disk when this returns, and a refused write
+  // is an Error at the latest here. A file that is destroyed without it may hold anything. Nothing
+  // inside may be open any more.
   void close();
 
  private:
   using Group::Group;
-  struct Image;
-  std::shared_ptr<Image> image_;  // what a file in memory grows in
+  static File create_on(std::shared_ptr<Target> target, const std::string& where,
+                        size_t user_block);
 };
 
 }  // namespace voltapile::h5

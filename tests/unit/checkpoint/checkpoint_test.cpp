@@ -6,6 +6,8 @@
 #include <set>
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -227,15 +229,27 @@ TEST(Checkpoint, PiecesThatDoNotCoverTheModelOnceAreRefused) {
   EXPECT_TRUE(mentions(error_of([&] { save(pieces); }), "head.bias"));
   EXPECT_EQ(entries(folder.path()), std::set<std::string>{});
 
-  // Every rank claims the replicated tensors.
+  // Row 0 of qkv.bias held twice and its last one by nobody: the count alone looks right.
   spawn_ranks(2, [&](std::unique_ptr<Communicator> both) {
-    const sample::Part all =
-        sample::part_of(model, {1, 1, 2}, both->rank(), 1, sample::Holders::all);
+    const sample::Part all = sample::part_of(model, {1, 1, 1}, 0, 1);
     sample::fill(all, 2);
+    std::vector<Piece> mine = all.pieces;
+    Piece row = mine[5];
+    const auto cut = [&](Piece& piece, int64_t begin, int64_t end) {
+      for (TensorView* view : {&piece.master, &piece.m, &piece.v}) {
+        *view = view->slice_flat(begin, end);
+      }
+      piece.begin = begin;
+      piece.end = end;
+    };
+    cut(row, 0, 1);
+    cut(mine[5], 0, 71);
+    if (both->rank() == 1) mine = {row};
     const Error error = error_of([&] {
-      save_checkpoint(folder.path(), *both, sample::state_at(2), model, all.owner, all.pieces, 1);
+      save_checkpoint(folder.path(), *both, sample::state_at(2), model, all.owner, mine, 1);
     });
-    EXPECT_TRUE(mentions(error, "twice")) << error.what();
+    EXPECT_TRUE(mentions(error, "blocks.0.attn.qkv.bias")) << error.what();
+    EXPECT_TRUE(mentions(error, "some of them twice")) << error.what();
   });
 }
 
@@ -260,6 +274,48 @@ TEST(Checkpoint, ADiskThatFillsUpLeavesThePreviousOne) {
     EXPECT_EQ(entries(folder.path()), (std::set<std::string>{"step_00000001", "latest"})) << limit;
   }
   EXPECT_EQ(verify_checkpoint(folder.path() / "latest").faults, std::vector<std::string>{});
+}
+
+// A disk that is really full: a small file system in memory, which a namespace of our own lets us
+// mount where the system allows that.
+TEST(Checkpoint, ADeviceWithoutSpaceLeavesThePreviousOne) {
+  const sample::Folder folder;
+  const fs::path disk = folder.path() / "disk";
+  fs::create_directory(disk);
+  const auto mount_disk = [&](const std::string& options, unsigned long flags) {
+    return mount("tmpfs", disk.c_str(), "tmpfs", flags, options.c_str()) == 0;
+  };
+  const auto own_disk = [&] {
+    return unshare(CLONE_NEWNS | (geteuid() == 0 ? 0 : CLONE_NEWUSER)) == 0 &&
+           mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+           mount_disk("size=4m", 0);
+  };
+  if (!in_child(own_disk)) GTEST_SKIP() << "no file system may be mounted here";
+  EXPECT_TRUE(in_child([&] {
+    if (!own_disk()) return false;
+    sample::save(disk, {1, 2, 1}, 1, 1);
+    uintmax_t used = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(disk)) {
+      if (entry.is_regular_file()) used += (entry.file_size() + 4095) / 4096 * 4;
+    }
+    const int stride = sample::full_run() ? 4 : 20;
+    bool good = true;
+    // From no room at all to one page less than enough, in kB.
+    for (uintmax_t room = used; room + 8 < 2 * used; room += static_cast<uintmax_t>(stride)) {
+      mount_disk(format("size={}k", room), MS_REMOUNT);
+      std::string fault = "saved";
+      try {
+        sample::save(disk, {1, 2, 1}, 2, 1, 1);
+      } catch (const Error& error) { fault = error.what(); }
+      const bool refused = fault.find("No space left") != std::string::npos;
+      good = good && refused && entries(disk) == std::set<std::string>{"step_00000001", "latest"};
+      if (!good) {
+        std::fprintf(stderr, "room for %ju kB: %s\n", room, fault.c_str());
+        break;
+      }
+    }
+    return good && verify_checkpoint(disk / "latest").faults.empty();
+  }));
 }
 
 TEST(Checkpoint, AFolderThatCannotBeMadeIsAnErrorOnAllRanks) {

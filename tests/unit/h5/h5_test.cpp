@@ -114,7 +114,7 @@ TEST_F(H5, EveryElementTypeComesBack) {
   EXPECT_FALSE(file.exists("f16"));
 }
 
-TEST_F(H5, ABoxIsReadIntoSpacedRuns) {
+TEST_F(H5, ABoxIsReadInRowMajorOrder) {
   const Shape shape{3, 4, 5};
   {
     File file = File::create(folder_ / "a.h5");
@@ -124,33 +124,20 @@ TEST_F(H5, ABoxIsReadIntoSpacedRuns) {
   const File file = File::open(folder_ / "a.h5");
   const Dataset x = file.open_dataset("x");
   EXPECT_EQ(x.shape(), shape);
-  // Rows 1 and 2, columns 2 and 3 of plane 0..1: four runs of two.
-  std::vector<float> into(14, -1);
-  x.read_box({Shape{1, 1, 2}, Shape{2, 2, 2}}, into.data(), DType::f32, Runs{1, 3, 4, 2});
-  EXPECT_EQ(into, (std::vector<float>{-1, 27, 28, -1, 32, 33, -1, 47, 48, -1, 52, 53, -1, -1}));
-  EXPECT_EQ(error_of([&] {
-              x.read_box({Shape{2, 0, 0}, Shape{2, 4, 5}}, into.data(), DType::f32);
-            }).code(),
-            ExitCode::bad_data);
+  std::vector<float> got(8);
+  x.read_box({Shape{1, 1, 2}, Shape{2, 2, 2}}, got.data(), DType::f32);
+  EXPECT_EQ(got, (std::vector<float>{27, 28, 32, 33, 47, 48, 52, 53}));
+  const Error outside = error_of([&] {
+    x.read_box({Shape{2, 0, 0}, Shape{2, 4, 5}}, got.data(), DType::f32);
+  });
+  EXPECT_EQ(outside.code(), ExitCode::bad_data);
 }
 
-TEST_F(H5, DatasetBytesLieAtTheOffsetThatIsTold) {
-  const std::vector<float> values = counting(1000, 0.25f);
-  int64_t offset = 0;
-  {
-    File file = File::create(folder_ / "a.h5");
-    {
-      Dataset dataset = file.create_dataset("x", DType::f32, Shape{1000});
-      dataset.write(values.data(), DType::f32);
-      offset = dataset.file_offset();
-    }
-    file.close();
-  }
+TEST_F(H5, MetadataHasChecksums) {
+  write_floats(folder_ / "a.h5", "x", counting(10));
   std::ifstream raw(folder_ / "a.h5", std::ios::binary);
-  std::vector<float> got(1000);
-  raw.seekg(offset);
-  raw.read(reinterpret_cast<char*>(got.data()), 4000);
-  EXPECT_EQ(got, values);
+  raw.seekg(8);
+  EXPECT_GE(raw.get(), 2) << "superblock version";
 }
 
 TEST_F(H5, AVirtualDatasetShowsItsPartsAndNaNElsewhere) {
@@ -158,10 +145,9 @@ TEST_F(H5, AVirtualDatasetShowsItsPartsAndNaNElsewhere) {
   write_floats(folder_ / "p1.h5", "x", counting(4, 100));
   {
     File file = File::create(folder_ / "v.h5");
-    // Columns 1 and 2 of rows 0..2 from every third pair of p0, column 0 of rows 0..2 from p1.
-    const std::vector<VirtualPart> parts = {
-        {"p0.h5", "/x", 8, Runs{0, 3, 3, 2}, {Shape{0, 1}, Shape{3, 2}}},
-        {"p1.h5", "/x", 4, Runs{1, 3, 1, 3}, {Shape{0, 0}, Shape{3, 1}}}};
+    // Columns 1 and 2 of rows 0..2 from p0, column 0 of rows 0..2 from p1.
+    const std::vector<VirtualPart> parts = {{"p0.h5", "/x", 8, 1, {Shape{0, 1}, Shape{3, 2}}},
+                                            {"p1.h5", "/x", 4, 1, {Shape{0, 0}, Shape{3, 1}}}};
     file.create_group("whole").create_virtual("w", Shape{4, 3}, parts);
     file.create_group("alias").link("again", "/whole/w");
     file.close();
@@ -174,7 +160,7 @@ TEST_F(H5, AVirtualDatasetShowsItsPartsAndNaNElsewhere) {
     return got;
   };
   std::vector<float> got = read("whole", "w");
-  const std::vector<float> wanted = {101, 0, 1, 102, 3, 4, 103, 6, 7};
+  const std::vector<float> wanted = {101, 1, 2, 102, 3, 4, 103, 5, 6};
   EXPECT_EQ(std::vector<float>(got.begin(), got.begin() + 9), wanted);
   for (size_t i = 9; i < 12; ++i) EXPECT_TRUE(std::isnan(got[i]));
   got = read("alias", "again");
@@ -191,7 +177,7 @@ TEST_F(H5, AVirtualDatasetShowsItsPartsAndNaNElsewhere) {
   std::filesystem::remove(folder_ / "p1.h5");
   got = read("whole", "w");
   EXPECT_TRUE(std::isnan(got[0]));
-  EXPECT_EQ(got[1], 0);
+  EXPECT_EQ(got[1], 1);
 }
 
 TEST_F(H5, ATableComesBackByColumnName) {
@@ -256,7 +242,9 @@ TEST_F(H5, FaultsNameTheFileAndSayWhoseTheyAre) {
   const Error missing = error_of([&] { File::open(folder_ / "none.h5"); });
   EXPECT_EQ(missing.code(), ExitCode::bad_data);
   EXPECT_NE(std::string(missing.what()).find("none.h5"), std::string::npos);
-  EXPECT_NE(std::string(missing.what()).find("No such file"), std::string::npos) << missing.what();
+  EXPECT_EQ(std::string(missing.what()),
+            (folder_ / "none.h5").string() +
+                ": cannot open this HDF5 file: unable to open file: No such file or directory");
 
   std::ofstream(folder_ / "text.h5") << "this is no HDF5 file";
   EXPECT_EQ(error_of([&] { File::open(folder_ / "text.h5"); }).code(), ExitCode::bad_data);
@@ -276,20 +264,40 @@ TEST_F(H5, FaultsNameTheFileAndSayWhoseTheyAre) {
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 
-// A stand-in for a full disk that needs no privilege. In a process of its own, which must also end
-// well: HDF5's clean-up at exit crashes on a file that it could not close.
-TEST_F(H5, ARefusedWriteIsAnErrorAndNoCrashAtExit) {
+// A stand-in for a full disk that needs no privilege: a limit on the size of files, at every place
+// of a file with many small datasets. In a process of its own, which must go on and end well: HDF5
+// crashes after a write of its own that failed.
+TEST_F(H5, ARefusedWriteIsAnErrorAndHarmsNothingElse) {
+  const auto write_many = [&](const std::filesystem::path& path) {
+    File file = File::create(path);
+    for (int i = 0; i < 20; ++i) {
+      Group group = file.create_group(format("g{}", i));
+      group.create_dataset("x", DType::f32, Shape{150}).write(counting(150).data(), DType::f32);
+    }
+    file.close();
+  };
+  write_many(folder_ / "whole.h5");
+  const auto bytes = static_cast<rlim_t>(std::filesystem::file_size(folder_ / "whole.h5"));
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
     std::signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit = {100'000, 100'000};
+    for (rlim_t most = 0; most < bytes; most += 389) {
+      const rlimit limit = {most, RLIM_INFINITY};
+      setrlimit(RLIMIT_FSIZE, &limit);
+      try {
+        write_many(folder_ / "cut.h5");
+        std::_Exit(1);
+      } catch (const Error& error) {
+        if (error.code() != ExitCode::failure) std::_Exit(2);
+        if (std::string(error.what()).find("File too large") == std::string::npos) std::_Exit(3);
+      }
+    }
+    const rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
     setrlimit(RLIMIT_FSIZE, &limit);
-    int code = 1;
-    try {
-      write_floats(folder_ / "big.h5", "x", counting(1'000'000));
-    } catch (const Error& error) { code = error.code() == ExitCode::failure ? 42 : 2; }
-    std::exit(code);
+    write_many(folder_ / "after.h5");
+    if (File::open(folder_ / "after.h5").names().size() != 20) std::_Exit(4);
+    std::exit(42);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -300,9 +308,9 @@ TEST_F(H5, ARefusedWriteIsAnErrorAndNoCrashAtExit) {
 TEST_F(H5, ThreadsTakeTurns) {
   std::vector<std::thread> threads;
   std::atomic<int> good = 0;
-  for (int t = 0; t < 4; ++t) {
+  for (int t = 0; t < 8; ++t) {
     threads.emplace_back([&, t] {
-      for (int i = 0; i < 10; ++i) {
+      for (int i = 0; i < 50; ++i) {
         const auto path = folder_ / format("t{}_{}.h5", t, i);
         const std::vector<float> values = counting(100, static_cast<float>(1000 * t + i));
         write_floats(path, "x", values);
@@ -313,7 +321,7 @@ TEST_F(H5, ThreadsTakeTurns) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(good, 40);
+  EXPECT_EQ(good, 400);
 }
 
 }  // namespace

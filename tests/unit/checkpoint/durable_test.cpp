@@ -1,0 +1,59 @@
+// Digests, and files that appear whole.
+#include "voltapile/checkpoint/durable.hpp"
+
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "voltapile/base/error.hpp"
+
+#include "sample.hpp"
+
+namespace voltapile {
+namespace {
+
+std::vector<std::byte> noise(size_t bytes) {
+  std::mt19937_64 random(bytes);
+  std::vector<std::byte> out(bytes);
+  for (std::byte& b : out) b = static_cast<std::byte>(random());
+  return out;
+}
+
+TEST(Durable, TheDigestIsXxh3OfTheBytesFromAPlaceOn) {
+  const sample::Folder folder;
+  // As `printf '%s' voltapile | xxhsum -H2` prints it.
+  const std::string text = "voltapile";
+  EXPECT_EQ(digest_of(std::as_bytes(std::span(text))), "46fd96eab51bc40b7d09a1f603eb2f98");
+  // Sizes and places around the blocks in which files are read.
+  const size_t block = size_t{4} << 20;
+  for (const size_t bytes : {size_t{0}, size_t{1}, block - 1, block, block + 1, 2 * block + 7}) {
+    const auto data = noise(bytes);
+    write_synced(folder.path() / "x", data);
+    for (const size_t from : {size_t{0}, size_t{1}, block - 1, block, block + 1}) {
+      if (from > bytes) continue;
+      const Digest digest = digest_file(folder.path() / "x", static_cast<int64_t>(from));
+      EXPECT_EQ(digest.bytes, static_cast<int64_t>(bytes));
+      EXPECT_EQ(digest.hex, digest_of(std::span(data).subspan(from))) << bytes << " " << from;
+    }
+  }
+  EXPECT_THROW(digest_file(folder.path() / "absent"), Error);
+}
+
+TEST(Durable, PublishingLeavesAnOpenReaderTheOldFile) {
+  const sample::Folder folder;
+  const auto path = folder.path() / "x";
+  const auto before = noise(100), after = noise(50);
+  publish_file(path, before);
+  std::FILE* reader = std::fopen(path.c_str(), "rb");
+  ASSERT_NE(reader, nullptr);
+  publish_file(path, after);
+  std::vector<std::byte> got(200);
+  got.resize(std::fread(got.data(), 1, got.size(), reader));
+  std::fclose(reader);
+  EXPECT_EQ(got, before);
+  EXPECT_EQ(digest_file(path).hex, digest_of(after));
+  EXPECT_THROW(publish_file(folder.path() / "no" / "x", after), Error);
+}
+
+}  // namespace
+}  // namespace voltapile
