@@ -112,7 +112,7 @@ class Reader {
       if (given(row.name())) continue;
       const Fallback& fallback = row.notes.fallback;
       if (fallback.kind == Kind::literal) {
-        const bool good = row.read(read_value(fallback.text), deck_);
+        const bool good = row.read(row.literal, deck_);
         VP_CHECK(good, "the default of {} is out of its own range", row.name());
       } else if (fallback.kind == Kind::required) {
         faulty_.insert(row.name());

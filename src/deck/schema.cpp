@@ -260,6 +260,9 @@ const Schema& schema() {
     add_run_and_model(schema);
     add_training(schema);
     add_data_and_output(schema);
+    for (Row& row : schema.rows)
+      if (row.notes.fallback.kind == Fallback::Kind::literal)
+        row.literal = read_value(row.notes.fallback.text);
     return schema;
   }();
   return table;

@@ -55,6 +55,7 @@ struct Row {
   Notes notes;
   std::string allowed;
   std::vector<std::string> choices;
+  Value literal;                                                 // of a literal fallback
   std::function<bool(const Value&, Deck&)> read;                 // false: not allowed
   std::function<std::optional<std::string>(const Deck&)> write;  // TOML; empty = not set
   std::function<std::string*(Deck&)> file;                       // of a file name, else null
