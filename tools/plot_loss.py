@@ -76,7 +76,8 @@ def main():
         print(f"{name}: training loss")
         print("\n".join(text_plot(metrics["train"]["step"], metrics["train"]["loss"])))
         tests = metrics["eval"]
-        for step, loss, top1, top5 in zip(*(tests[key] for key in ("step", "loss", "top1", "top5"))):
+        columns = (tests[name] for name in ("step", "loss", "top1", "top5"))
+        for step, loss, top1, top5 in zip(*columns):
             print(f"step {step}: test loss {loss:.4f}, top-1 {100 * top1:.2f} %, "
                   f"top-5 {100 * top5:.2f} %")
     return 0

@@ -2,7 +2,7 @@
 //
 // Every call is checked. A fault becomes one Error with the file's name and HDF5's own first cause:
 // bad_data for a file opened for reading, failure for one being written. HDF5 prints nothing.
-// Serial builds of HDF5 are not thread safe, so calls take turns on one process-wide mutex; handles
+// HDF5 may be built without thread safety, so calls take turns on one process-wide mutex; handles
 // may be used from any thread. Files are written in a form that HDF5 1.8.0 (virtual datasets: 1.10)
 // and later read. Element types: f32, f64, u8, i32, i64, little-endian in the file.
 #pragma once
