@@ -12,6 +12,8 @@ set_default OMPI_MCA_mpi_yield_when_idle 1
 # Shared memory only. Single-copy needs ptrace, which containers forbid.
 set_default OMPI_MCA_btl self,vader
 set_default OMPI_MCA_btl_vader_single_copy_mechanism none
+# The cause of a failure stays the last thing on the screen.
+set_default OMPI_MCA_orte_execute_quiet 1
 if [ "$(id -u)" = 0 ]; then
   set_default OMPI_ALLOW_RUN_AS_ROOT 1
   set_default OMPI_ALLOW_RUN_AS_ROOT_CONFIRM 1

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "voltapile/base/error.hpp"
+#include "voltapile/base/host.hpp"
 #include "voltapile/deck/parse.hpp"
 
 namespace voltapile {
@@ -17,12 +18,6 @@ namespace voltapile {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 // <name>, or the first <name>.N that is not there yet.
 fs::path next_fresh_folder(const Deck& deck) {

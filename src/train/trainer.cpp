@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "voltapile/base/host.hpp"
 #include "voltapile/base/log.hpp"
 #include "voltapile/base/units.hpp"
 
@@ -72,18 +73,12 @@ TrainSummary train_on(Ranks& ranks, const Deck& deck, const TrainOptions& option
   Communicator& control = *world;
   const int rank = control.rank();
   Links& links = ranks.links = make_plan_links(plan, std::move(world));
-  try {
-    RankContext context(plan, *device, links, rank);
-    Training training(plan, control, context, options, folder.get(), run_dir / "checkpoints", data,
-                      test, total);
-    TrainSummary summary = training.run(checkpoint);
-    summary.run_dir = run_dir.string();
-    return summary;
-  } catch (const SharedError&) { throw; } catch (const std::exception& error) {
-    // Peers may be waiting for this rank inside a collective.
-    control.abort(format("{} failed: {}", plan.mesh.rank_text(rank), error.what()));
-    throw;
-  }
+  RankContext context(plan, *device, links, rank);
+  Training training(plan, control, context, options, folder.get(), run_dir / "checkpoints", data,
+                    test, total);
+  TrainSummary summary = training.run(checkpoint);
+  summary.run_dir = run_dir.string();
+  return summary;
 }
 
 EvalRecord evaluate_on(Ranks& ranks, const Deck& deck, const std::string& checkpoint) {
