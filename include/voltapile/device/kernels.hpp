@@ -62,7 +62,8 @@ struct DropPath {
 
 struct Targets {
   TensorView labels;         // (B) i32, or
-  TensorView probabilities;  // (B, K) f32 soft targets of the whole class range
+  TensorView probabilities;  // (B, K) f32 soft targets of the whole class range, summing to 1; a
+                             // sample's label is then the first of its greatest ones
   float smoothing = 0;       // label smoothing over `classes`
   int64_t classes = 0;       // of the whole model, padding left out
 };
@@ -70,7 +71,7 @@ struct Targets {
 struct AdamW {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
 };
-// Elements [begin, end) of a flat buffer that take weight decay.
+// Elements [begin, end) of a flat buffer that take weight decay; lists are sorted and disjoint.
 struct Range {
   int64_t begin, end;
 };
