@@ -58,6 +58,6 @@ To paste, from this folder:
   $voltapile verify $run
   mpirun -n $ranks $voltapile eval $deck
   /usr/bin/python3 -c "import h5py; print(h5py.File('$run/metrics.h5')['train/loss'][-5:])"
-The same training on another mesh; its losses are the same:
+The same training on another mesh, with the same losses up to rounding:
   $command --fresh --set parallel.pipeline=1 --set parallel.tensor=2
 END

@@ -64,7 +64,7 @@ run_stage() {
 install_packages "${voltapile_packages[@]}" || say "Going on with what this machine has."
 run_stage release build "" ""
 if [ $sanitizers = yes ]; then
-  lean=(-Db_lundef=false -Dbuildtype=debugoptimized -Doptimization=1 -Donednn=disabled)
+  lean=(-Db_lundef=false -Doptimization=1 -Ddebug=true -Donednn=disabled)
   suites="unit thread fuzz"
   run_stage "address, undefined" build-asan "" "$suites" -Db_sanitize=address,undefined "${lean[@]}"
   # g++ 12's ThreadSanitizer cannot start under the widest address randomisation of newer kernels.
