@@ -45,19 +45,11 @@ case $code in
 esac
 [ $code = 0 ] || exit $code
 
-run=""
-for folder in runs/*/; do
-  folder=${folder%/}
-  if [ -z "$run" ] || [ "$folder/metrics.jsonl" -nt "$run/metrics.jsonl" ]; then run=$folder; fi
-done
 cat <<END
 
-To paste, from this folder:
+On your own, from this folder:
   . jobscripts/env_workstation.sh           # MPI on few cores; once in a shell
   $voltapile plan $deck
-  $voltapile verify $run
-  mpirun -n $ranks $voltapile eval $deck
-  /usr/bin/python3 -c "import h5py; print(h5py.File('$run/metrics.h5')['train/loss'][-5:])"
 The same training on another mesh, with the same losses up to rounding:
   $command --fresh --set parallel.pipeline=1 --set parallel.tensor=2
 END

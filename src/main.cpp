@@ -27,7 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Arguments {
-  std::string deck, folder, checkpoint;
+  std::string program, deck, folder, checkpoint;
   std::vector<std::string> overrides;
   bool fresh = false;
 };
@@ -87,7 +87,7 @@ ExitCode verify(const Arguments& arguments) {
   return ExitCode::done;
 }
 
-void print_summary(const std::string& deck_path, const TrainSummary& summary) {
+void print_summary(const Arguments& arguments, int ranks, const TrainSummary& summary) {
   const auto row = [](const std::string& name, const std::string& text) {
     log::info(format("  {:<14}{}", name, text));
   };
@@ -119,9 +119,9 @@ void print_summary(const std::string& deck_path, const TrainSummary& summary) {
   }
   row("run folder", summary.run_dir);
   log::info(
-      format("\nNext:\n  voltapile eval {0}\n  voltapile verify {1}\n"
+      format("\nNext:\n  {0} verify {1}\n  mpirun -n {2} {0} eval {3}\n"
              "  python3 -c \"import h5py; print(h5py.File('{1}/metrics.h5')['train/loss'][-5:])\"",
-             deck_path, summary.run_dir));
+             arguments.program, summary.run_dir, ranks, arguments.deck));
 }
 
 ExitCode run_training(const Arguments& arguments, MpiSession& session) {
@@ -129,7 +129,7 @@ ExitCode run_training(const Arguments& arguments, MpiSession& session) {
   checked_plan(deck, session.size());
   catch_stop_signals();
   const TrainSummary summary = train(deck, session.world(), {.fresh = arguments.fresh});
-  if (session.rank() == 0) print_summary(arguments.deck, summary);
+  if (session.rank() == 0) print_summary(arguments, session.size(), summary);
   return summary.code;
 }
 
@@ -187,6 +187,7 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", kVersion);
   app.require_subcommand(1);
   Arguments arguments;
+  arguments.program = argc > 0 ? argv[0] : "voltapile";
   const auto with_deck = [&](CLI::App* command) {
     command->add_option("deck", arguments.deck, "the input deck (TOML)")->required();
     command->add_option("--set", arguments.overrides,

@@ -167,13 +167,13 @@ std::vector<MemoryLine> Plan::memory(int pp_rank) const {
   table.add(pool_name("pictures", Value::pictures), buffers.bytes(Value::pictures));
   table.add(pool_name("labels", Value::labels), buffers.bytes(Value::labels));
   table.add("step state", buffers.bytes(Value::step_state) + buffers.bytes(Value::loss));
-  // Batches that the loader reads ahead.
+  // Batches in host memory: read ahead, and in use by the steps in flight.
   const bool first = chunks.front().rank == pp_rank, last = chunks.back().rank == pp_rank;
   const size_t sample = (first ? value_bytes(*this, train, Value::pictures, -1) : 0) +
                         (last ? value_bytes(*this, train, Value::labels, -1) : 0);
-  const auto ahead = static_cast<size_t>(std::max(2, deck.data.prefetch_factor));
-  table.add(counted("steps read ahead", ahead),
-            ahead * sample * static_cast<size_t>(train.shape.micros), Home::host);
+  const auto held = static_cast<size_t>(batches_held());
+  table.add(counted("pictures and labels of a step", held),
+            held * sample * static_cast<size_t>(train.shape.micros), Home::host);
   return table.take();
 }
 

@@ -27,7 +27,7 @@ class Training {
         total_(total),
         engine_(context, plan.train),
         evaluator_(context, std::move(test)),
-        ring_(make_ring(context, plan.train, Engine::kRing)) {}
+        ring_(make_ring(context, plan.train, plan.batches_held())) {}
 
   TrainSummary run(const std::optional<std::filesystem::path>& checkpoint);
 

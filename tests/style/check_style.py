@@ -30,7 +30,7 @@ HOMES = (
     (r"xxhash\.h", ("src/checkpoint/",)),
     (r"(jpeglib|jerror|turbojpeg|png|archive|archive_entry|zlib)\.h", ("src/data/",)),
     (r"(hwloc(/.*)?|liburing(/.*)?)\.h", ("src/device/host/",)),
-    (r"nlohmann/.*", ("src/checkpoint/", "src/report/")),
+    (r"nlohmann/.*", ("src/checkpoint/", "src/report/", "src/train/")),
     (r"CLI/.*|CLI11\.hpp", ("src/main.cpp",)),
     (r"spdlog/.*", ("src/base/",)),
     (r"fmt/.*", ("src/base/", "include/voltapile/base/")),
