@@ -20,6 +20,7 @@ S steps; logits (B, classes), loss and gradient/NAME of the first step, before c
 every step's gradient; before/NAME and after/NAME, the weights before the first step and after the
 last.
 """
+
 import pathlib
 import sys
 
@@ -30,29 +31,61 @@ from timm.optim import param_groups_weight_decay
 
 STEPS = 5
 BATCH = 4
-# Adam divides by the gradient's size, so single precision's rounding of a gradient near zero reaches
-# the weight with a factor of lr over that gradient: at 1e-3 one weight of 20,000 was off by 1.05e-5.
+# Adam divides by the gradient's size, so single precision's rounding of a gradient near zero
+# reaches the weight with a factor of lr over that gradient: at 1e-3 one weight of 20,000 was off by
+# 1.05e-5.
 OPTIMIZER = dict(lr=5e-4, weight_decay=0.05, beta1=0.9, beta2=0.999, eps=1e-8, clip=1.0)
 
-COMMON = dict(image=(16, 16), patch=(4, 4), channels=3, dim=24, depth=3, heads=3, mlp=48, classes=10,
-              token=1, qkv_bias=1, layer_scale=0.0, qk_norm=0, smoothing=0.0, soft=0)
+COMMON = dict(
+    image=(16, 16),
+    patch=(4, 4),
+    channels=3,
+    dim=24,
+    depth=3,
+    heads=3,
+    mlp=48,
+    classes=10,
+    token=1,
+    qkv_bias=1,
+    layer_scale=0.0,
+    qk_norm=0,
+    smoothing=0.0,
+    soft=0,
+)
 VARIANTS = {
     "class_token": dict(),
     "mean_pool_not_square": dict(token=0, image=(12, 20), patch=(4, 5), channels=1),
     "qk_norm": dict(qk_norm=1, smoothing=0.1),
     "layer_scale": dict(layer_scale=0.1, token=0, soft=1, smoothing=0.1),
-    "all_options": dict(token=0, qk_norm=1, layer_scale=0.1, qkv_bias=0, image=(8, 12), heads=4,
-                        classes=7, smoothing=0.1),
+    "all_options": dict(
+        token=0,
+        qk_norm=1,
+        layer_scale=0.1,
+        qkv_bias=0,
+        image=(8, 12),
+        heads=4,
+        classes=7,
+        smoothing=0.1,
+    ),
 }
 
 
 def build(s):
     return vit.VisionTransformer(
-        img_size=s["image"], patch_size=s["patch"], in_chans=s["channels"], embed_dim=s["dim"],
-        depth=s["depth"], num_heads=s["heads"], mlp_ratio=s["mlp"] / s["dim"],
-        num_classes=s["classes"], class_token=bool(s["token"]),
-        global_pool="token" if s["token"] else "avg", qkv_bias=bool(s["qkv_bias"]),
-        init_values=s["layer_scale"] or None, qk_norm=bool(s["qk_norm"])).double()
+        img_size=s["image"],
+        patch_size=s["patch"],
+        in_chans=s["channels"],
+        embed_dim=s["dim"],
+        depth=s["depth"],
+        num_heads=s["heads"],
+        mlp_ratio=s["mlp"] / s["dim"],
+        num_classes=s["classes"],
+        class_token=bool(s["token"]),
+        global_pool="token" if s["token"] else "avg",
+        qkv_bias=bool(s["qkv_bias"]),
+        init_values=s["layer_scale"] or None,
+        qk_norm=bool(s["qk_norm"]),
+    ).double()
 
 
 def randomise(model, generator):
@@ -71,10 +104,15 @@ def reference(settings, seed):
     randomise(model, generator)
     height, width = settings["image"]
     classes = settings["classes"]
-    mean = [0.5, 0.45, 0.4][:settings["channels"]]
-    std = [0.25, 0.2, 0.3][:settings["channels"]]
-    pictures = torch.randint(0, 256, (STEPS, BATCH, settings["channels"], height, width),
-                             generator=generator, dtype=torch.uint8)
+    mean = [0.5, 0.45, 0.4][: settings["channels"]]
+    std = [0.25, 0.2, 0.3][: settings["channels"]]
+    pictures = torch.randint(
+        0,
+        256,
+        (STEPS, BATCH, settings["channels"], height, width),
+        generator=generator,
+        dtype=torch.uint8,
+    )
     tensors = {"pictures": pictures.numpy()}
     if settings["soft"]:
         targets = torch.rand((STEPS, BATCH, classes), generator=generator, dtype=torch.float64)
@@ -90,16 +128,22 @@ def reference(settings, seed):
 
     for name, p in model.named_parameters():
         tensors["before/" + name] = p.detach().float().numpy().copy()
-    groups = param_groups_weight_decay(model, OPTIMIZER["weight_decay"],
-                                       no_weight_decay_list=model.no_weight_decay())
-    optimizer = torch.optim.AdamW(groups, lr=OPTIMIZER["lr"], eps=OPTIMIZER["eps"],
-                                  betas=(OPTIMIZER["beta1"], OPTIMIZER["beta2"]))
+    groups = param_groups_weight_decay(
+        model, OPTIMIZER["weight_decay"], no_weight_decay_list=model.no_weight_decay()
+    )
+    optimizer = torch.optim.AdamW(
+        groups,
+        lr=OPTIMIZER["lr"],
+        eps=OPTIMIZER["eps"],
+        betas=(OPTIMIZER["beta1"], OPTIMIZER["beta2"]),
+    )
     norms = []
     for step in range(STEPS):
         x = (pictures[step].double() / 255 - column(mean)) / column(std)
         logits = model(x)
-        loss = torch.nn.functional.cross_entropy(logits, targets[step],
-                                                 label_smoothing=settings["smoothing"])
+        loss = torch.nn.functional.cross_entropy(
+            logits, targets[step], label_smoothing=settings["smoothing"]
+        )
         optimizer.zero_grad()
         loss.backward()
         if step == 0:

@@ -1,10 +1,11 @@
-"""What recomputation every 4 layers costs in time and saves in memory: with and without, alternating in one run.
+"""What recomputation every 4 layers costs in time and saves in memory, alternating in one run.
 
     python3 tests/benchmark/recomputation.py [--rounds 5]
 
-ViT-Ti's width at depth 12, one rank; the figure of a round is the median step after two warm-up steps. The saving is
-the plan's count of activation bytes.
+ViT-Ti/16 at 224, one rank; the figure of a round is the median step after two warm-up steps. The
+saving is the plan's count of activation bytes.
 """
+
 import argparse
 import json
 import pathlib
@@ -20,9 +21,26 @@ RECOMPUTE = ["--set", "memory.recompute=layers", "--set", "memory.checkpoint_eve
 
 def step(overrides):
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([PROGRAM, "train", DECK, "--set", f"run.dir={folder}", "--set", "run.steps=8",
-                        "--set", "run.name=bench", "--set", "data.synthetic_test=32",
-                        "--set", "checkpoint.at_end=false", *overrides], check=True, capture_output=True)
+        subprocess.run(
+            [
+                PROGRAM,
+                "train",
+                DECK,
+                "--set",
+                f"run.dir={folder}",
+                "--set",
+                "run.steps=8",
+                "--set",
+                "run.name=bench",
+                "--set",
+                "data.synthetic_test=32",
+                "--set",
+                "checkpoint.at_end=false",
+                *overrides,
+            ],
+            check=True,
+            capture_output=True,
+        )
         lines = (pathlib.Path(folder) / "bench/metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     return statistics.median([r["seconds"] for r in records if r["kind"] == "train"][2:])
@@ -32,13 +50,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    plan = subprocess.run([PROGRAM, "plan", DECK, *RECOMPUTE], check=True, text=True, capture_output=True).stdout
+    plan = subprocess.run(
+        [PROGRAM, "plan", DECK, *RECOMPUTE], check=True, text=True, capture_output=True
+    ).stdout
     print(next(line.strip() for line in plan.splitlines() if "without recomputation" in line))
     ratios = []
     for number in range(rounds):
         without, with_it = step([]), step(RECOMPUTE)
         ratios.append(with_it / without)
-        print(f"round {number + 1}: {without:.3f} s without, {with_it:.3f} s with, ratio {ratios[-1]:.3f}", flush=True)
+        print(
+            f"round {number + 1}: {without:.3f} s without, {with_it:.3f} s with, "
+            f"ratio {ratios[-1]:.3f}",
+            flush=True,
+        )
     print(f"median ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
 
 

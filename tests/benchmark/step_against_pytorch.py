@@ -1,12 +1,13 @@
-"""A training step of ViT-Ti/16 on the CPU: voltapile against PyTorch with timm, alternating in one run.
+"""A training step of ViT-Ti/16 on the CPU: voltapile against PyTorch with timm, alternating.
 
     python3 tests/benchmark/step_against_pytorch.py [--rounds 5] [--steps 8] [--threads 2]
 
-Needs torch and timm in the Python that runs it, and build/src/voltapile. Both sides train the same model
-(vit_tiny_patch16_224, 1000 classes) on batches of 32 in f32 with AdamW, gradient clipping at 1 and the same number
-of threads. Each round is a fresh process a side; its figure is the median step after two warm-up steps. voltapile's
-step includes reading the batch; PyTorch's uses one batch in memory.
+Needs torch and timm in the Python that runs it, and build/src/voltapile. Both sides train the same
+model (vit_tiny_patch16_224, 1000 classes) on batches of 32 in f32 with AdamW, gradient clipping at
+1 and the same number of threads. Each round is a fresh process a side; its figure is the median step
+after two warm-up steps. voltapile's step includes reading the batch; PyTorch's uses one in memory.
 """
+
 import argparse
 import json
 import os
@@ -47,19 +48,40 @@ def pytorch(arguments):
     environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
     for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
         environment.pop(name, None)
-    out = subprocess.run([sys.executable, "-c", PYTORCH, str(arguments.threads), str(arguments.steps)],
-                         env=environment, check=True, text=True, capture_output=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", PYTORCH, str(arguments.threads), str(arguments.steps)],
+        env=environment,
+        check=True,
+        text=True,
+        capture_output=True,
+    ).stdout
     return median_step([float(line) for line in out.split()])
 
 
 def voltapile(arguments):
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([ROOT / "build/src/voltapile", "train", ROOT / "input_decks/vit_tiny_synthetic.toml",
-                        "--set", f"run.dir={folder}", "--set", f"run.steps={arguments.steps}",
-                        "--set", f"run.threads={arguments.threads}", "--set", "run.name=bench",
-                        "--set", "data.synthetic_test=32", "--set", "checkpoint.at_end=false",
-                        *[part for key in arguments.set for part in ("--set", key)]],
-                       check=True, capture_output=True)
+        subprocess.run(
+            [
+                ROOT / "build/src/voltapile",
+                "train",
+                ROOT / "input_decks/vit_tiny_synthetic.toml",
+                "--set",
+                f"run.dir={folder}",
+                "--set",
+                f"run.steps={arguments.steps}",
+                "--set",
+                f"run.threads={arguments.threads}",
+                "--set",
+                "run.name=bench",
+                "--set",
+                "data.synthetic_test=32",
+                "--set",
+                "checkpoint.at_end=false",
+                *[part for key in arguments.set for part in ("--set", key)],
+            ],
+            check=True,
+            capture_output=True,
+        )
         lines = (pathlib.Path(folder) / "bench/metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     return median_step([record["seconds"] for record in records if record["kind"] == "train"])
@@ -70,18 +92,25 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--set", action="append", default=[], help="section.key=value for voltapile's side")
+    parser.add_argument(
+        "--set", action="append", default=[], help="section.key=value for voltapile's side"
+    )
     arguments = parser.parse_args()
     ours, theirs = [], []
     for number in range(arguments.rounds):
         ours.append(voltapile(arguments))
         theirs.append(pytorch(arguments))
-        print(f"round {number + 1}: voltapile {ours[-1]:.3f} s, PyTorch {theirs[-1]:.3f} s, "
-              f"ratio {theirs[-1] / ours[-1]:.2f}", flush=True)
+        print(
+            f"round {number + 1}: voltapile {ours[-1]:.3f} s, PyTorch {theirs[-1]:.3f} s, "
+            f"ratio {theirs[-1] / ours[-1]:.2f}",
+            flush=True,
+        )
     ratios = sorted(b / a for a, b in zip(ours, theirs))
-    print(f"median: voltapile {statistics.median(ours):.3f} s ({min(ours):.3f} to {max(ours):.3f}), "
-          f"PyTorch {statistics.median(theirs):.3f} s ({min(theirs):.3f} to {max(theirs):.3f}), "
-          f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+    print(
+        f"median: voltapile {statistics.median(ours):.3f} s ({min(ours):.3f} to {max(ours):.3f}), "
+        f"PyTorch {statistics.median(theirs):.3f} s ({min(theirs):.3f} to {max(theirs):.3f}), "
+        f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    )
 
 
 if __name__ == "__main__":

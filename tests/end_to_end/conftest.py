@@ -1,4 +1,5 @@
 """The program as a user runs it: real mpirun, real files, plain h5py."""
+
 import json
 import os
 import pathlib
@@ -74,19 +75,33 @@ class Program:
         return [*mpirun, BINARY, *map(str, arguments)]
 
     def run(self, *arguments, ranks=0, timeout=300):
-        return subprocess.run(self.command(ranks, *arguments), cwd=self.folder, env=self.environment,
-                              text=True, capture_output=True, timeout=timeout)
+        return subprocess.run(
+            self.command(ranks, *arguments),
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            capture_output=True,
+            timeout=timeout,
+        )
 
     def good(self, *arguments, **options):
         done = self.run(*arguments, **options)
-        assert done.returncode == 0, f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert (
+            done.returncode == 0
+        ), f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     def start(self, *arguments, ranks=0):
         # A session of its own, so that a test can end every process that it started.
-        return subprocess.Popen(self.command(ranks, *arguments), cwd=self.folder, env=self.environment,
-                                text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                start_new_session=True)
+        return subprocess.Popen(
+            self.command(ranks, *arguments),
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def kill_everything(process):

@@ -1,4 +1,5 @@
-"""Bad input: one clear error that names the key or file and the fix, the right exit code, no hang, nothing left behind."""
+"""Bad input: one error that names the key or file, the right exit code, nothing left behind."""
+
 import gzip
 import struct
 
@@ -6,16 +7,19 @@ import pytest
 
 from conftest import DECK
 
-IDX = DECK.replace('format = "synthetic"', 'format = "idx"\ntrain = "train-images-idx3-ubyte.gz"\n'
-                   'test = "train-images-idx3-ubyte.gz"').replace("synthetic_train = 200\nsynthetic_test = 37\n", "")
+IDX = DECK.replace(
+    'format = "synthetic"',
+    'format = "idx"\ntrain = "train-images-idx3-ubyte.gz"\n' 'test = "train-images-idx3-ubyte.gz"',
+).replace("synthetic_train = 200\nsynthetic_test = 37\n", "")
 
 
 def write_idx(folder, pictures=64, labels=64, magic=0x803, rows=12, columns=12, label=3, cut=0):
     data = struct.pack(">IIII", magic, pictures, rows, columns) + bytes(pictures * rows * columns)
     packed = gzip.compress(data)
-    (folder / "train-images-idx3-ubyte.gz").write_bytes(packed[:len(packed) - cut])
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(packed[: len(packed) - cut])
     (folder / "train-labels-idx1-ubyte.gz").write_bytes(
-        gzip.compress(struct.pack(">II", 0x801, labels) + bytes([label]) * labels))
+        gzip.compress(struct.pack(">II", 0x801, labels) + bytes([label]) * labels)
+    )
 
 
 def refuse(program, code, words, deck_text=IDX, overrides=(), ranks=4, command="train"):
@@ -77,28 +81,41 @@ def test_without_mpirun_the_world_has_one_rank(program):
     refuse(program, 2, ["mpirun -n 4"], DECK, ranks=0)
 
 
-@pytest.mark.parametrize("overrides,words", [
-    (["batch.global=15"], ["batch.global", "15"]),
-    (["parallel.data=1", "parallel.tensor=2", "model.heads=1"], ["model.heads", "parallel.tensor"]),
-    (["model.heads=5"], ["model.heads", "model.dim"]),
-    (["parallel.chunks=3"], ["parallel.chunks", "interleaved"]),
-    (["parallel.chunks=3", "parallel.schedule=interleaved"], ["parallel.chunks", "model.depth"]),
-    (["model.dmi=3"], ["model.dmi", "model.dim"]),
-    (["parallel.schedule=1f2b"], ["parallel.schedule", "1f1b"]),
-    (["run.device=cuda"], ["run.device", "without CUDA"]),
-    (["memory.optimizer=host"], ["memory.optimizer", "device"]),
-    (["memory.weights=nvme"], ["memory.weights"]),
-    (["memory.activations=int8"], ["memory.activations"]),
-    (["data.format=tar", "data.train=x.tar", "data.test=y.tar"], ["data.format"]),
-    (["run.steps=0"], ["run.steps"]),
-])
+@pytest.mark.parametrize(
+    "overrides,words",
+    [
+        (["batch.global=15"], ["batch.global", "15"]),
+        (
+            ["parallel.data=1", "parallel.tensor=2", "model.heads=1"],
+            ["model.heads", "parallel.tensor"],
+        ),
+        (["model.heads=5"], ["model.heads", "model.dim"]),
+        (["parallel.chunks=3"], ["parallel.chunks", "interleaved"]),
+        (
+            ["parallel.chunks=3", "parallel.schedule=interleaved"],
+            ["parallel.chunks", "model.depth"],
+        ),
+        (["model.dmi=3"], ["model.dmi", "model.dim"]),
+        (["parallel.schedule=1f2b"], ["parallel.schedule", "1f1b"]),
+        (["run.device=cuda"], ["run.device", "without CUDA"]),
+        (["memory.optimizer=host"], ["memory.optimizer", "device"]),
+        (["memory.weights=nvme"], ["memory.weights"]),
+        (["memory.activations=int8"], ["memory.activations"]),
+        (["data.format=tar", "data.train=x.tar", "data.test=y.tar"], ["data.format"]),
+        (["run.steps=0"], ["run.steps"]),
+    ],
+)
 def test_decks_that_cannot_be(program, overrides, words):
     arguments = [part for override in overrides for part in ("--set", override)]
     refuse(program, 2, words, DECK, arguments)
 
 
 def test_all_errors_come_at_once_with_their_places(program):
-    text = DECK.replace("heads = 4", "heads = 5").replace("dim = 32", "dmi = 32").replace("lr = 1e-3", "lr = -1")
+    text = (
+        DECK.replace("heads = 4", "heads = 5")
+        .replace("dim = 32", "dmi = 32")
+        .replace("lr = 1e-3", "lr = -1")
+    )
     done = program.run("plan", program.deck(text))
     assert done.returncode == 2
     lines = text.splitlines()
@@ -115,7 +132,9 @@ def test_no_deck_and_bad_command_lines(program):
 
 
 def test_memory_that_will_not_fit_is_exit_3(program):
-    refuse(program, 3, ["memory.device_limit", "100"], DECK, ["--set", "memory.device_limit=100 kB"])
+    refuse(
+        program, 3, ["memory.device_limit", "100"], DECK, ["--set", "memory.device_limit=100 kB"]
+    )
 
 
 def test_a_damaged_checkpoint_is_exit_4(program):

@@ -1,11 +1,14 @@
-"""`voltapile plan` and `ranks`: what a user looks at before a job is submitted, without MPI or a GPU."""
+"""`voltapile plan` and `ranks`: what a user looks at before a job, without MPI or a GPU."""
+
 import pytest
 
 from conftest import ROOT
 
 
-@pytest.mark.parametrize("name,ranks", [("vit32b_synthetic_4xv100", 4), ("vit175b_synthetic_512gpu", 512),
-                                        ("quickstart", 4)])
+@pytest.mark.parametrize(
+    "name,ranks",
+    [("vit32b_synthetic_4xv100", 4), ("vit175b_synthetic_512gpu", 512), ("quickstart", 4)],
+)
 def test_shipped_decks_are_planned(program, name, ranks):
     deck = ROOT / "input_decks" / f"{name}.toml"
     assert program.good("ranks", deck).strip() == str(ranks)

@@ -1,4 +1,5 @@
 """A run from a deck to its files, on several meshes under mpirun."""
+
 import h5py
 import numpy as np
 import pytest
@@ -15,7 +16,14 @@ def test_a_run_leaves_the_files_that_design_promises(program):
     assert sorted(losses(run)) == list(range(1, 13))
     with h5py.File(run / "metrics.h5") as file:
         length = len(file["train/step"])
-        for name in ["loss", "learning_rate", "grad_norm", "loss_scale", "samples_per_second", "seconds"]:
+        for name in [
+            "loss",
+            "learning_rate",
+            "grad_norm",
+            "loss_scale",
+            "samples_per_second",
+            "seconds",
+        ]:
             assert len(file[f"train/{name}"]) == length == 12
         assert file["eval/top1"][-1] <= file["eval/top5"][-1] <= 1
     assert "test accuracy" in out and "Next:" in out
@@ -28,16 +36,62 @@ def test_losses_are_the_same_on_any_mesh_under_mpirun(program):
     layouts = [
         (1, []),
         (2, ["--set", "parallel.pipeline=1"]),
-        (4, ["--set", "parallel.pipeline=2", "--set", "parallel.data=1", "--set", "parallel.tensor=2",
-             "--set", "parallel.schedule=interleaved", "--set", "parallel.chunks=2"]),
-        (4, ["--set", "parallel.pipeline=1", "--set", "parallel.data=1", "--set", "parallel.tensor=4",
-             "--set", "memory.recompute=layers"]),
-        (4, ["--set", "parallel.pipeline=4", "--set", "parallel.data=1",
-             "--set", "parallel.schedule=zero_bubble_h1"]),
+        (
+            4,
+            [
+                "--set",
+                "parallel.pipeline=2",
+                "--set",
+                "parallel.data=1",
+                "--set",
+                "parallel.tensor=2",
+                "--set",
+                "parallel.schedule=interleaved",
+                "--set",
+                "parallel.chunks=2",
+            ],
+        ),
+        (
+            4,
+            [
+                "--set",
+                "parallel.pipeline=1",
+                "--set",
+                "parallel.data=1",
+                "--set",
+                "parallel.tensor=4",
+                "--set",
+                "memory.recompute=layers",
+            ],
+        ),
+        (
+            4,
+            [
+                "--set",
+                "parallel.pipeline=4",
+                "--set",
+                "parallel.data=1",
+                "--set",
+                "parallel.schedule=zero_bubble_h1",
+            ],
+        ),
     ]
     if FULL:
-        layouts.append((8, ["--set", "parallel.tensor=2", "--set", "optimizer.zero=1",
-                            "--set", "parallel.schedule=breadth_first", "--set", "parallel.chunks=2"]))
+        layouts.append(
+            (
+                8,
+                [
+                    "--set",
+                    "parallel.tensor=2",
+                    "--set",
+                    "optimizer.zero=1",
+                    "--set",
+                    "parallel.schedule=breadth_first",
+                    "--set",
+                    "parallel.chunks=2",
+                ],
+            )
+        )
     curves = []
     for number, (ranks, overrides) in enumerate(layouts):
         if ranks == 1:
@@ -53,13 +107,25 @@ def test_losses_are_the_same_on_any_mesh_under_mpirun(program):
 def test_sixteen_bit_types_follow_the_f32_curve(program, precision):
     deck = program.deck()
     program.good("train", deck, ranks=4)
-    program.good("train", deck, "--set", "run.name=half", "--set", f"precision.type={precision}", ranks=4)
+    program.good(
+        "train", deck, "--set", "run.name=half", "--set", f"precision.type={precision}", ranks=4
+    )
     full, half = losses(program.folder / "runs/small"), losses(program.folder / "runs/half")
-    np.testing.assert_allclose([half[s] for s in sorted(half)], [full[s] for s in sorted(full)], rtol=0.02)
+    np.testing.assert_allclose(
+        [half[s] for s in sorted(half)], [full[s] for s in sorted(full)], rtol=0.02
+    )
 
 
-@pytest.mark.parametrize("overrides", [[], ["--set", "batch.micro=8"], ["--set", "eval.batch=5"],
-                                       ["--set", "parallel.data=1"], ["--set", "parallel.pipeline=1"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["--set", "batch.micro=8"],
+        ["--set", "eval.batch=5"],
+        ["--set", "parallel.data=1"],
+        ["--set", "parallel.pipeline=1"],
+    ],
+)
 def test_every_test_picture_is_counted_once(program, overrides):
     deck = program.deck()
     program.good("train", deck, ranks=4)
@@ -98,9 +164,19 @@ def test_a_schedule_given_as_text_trains(program):
     (program.folder / "my.schedule").write_text(
         "# GPipe by hand: four micro-batches on two ranks\n"
         "F0.0 F0.1 F0.2 F0.3 B0.0 B0.1 B0.2 B0.3\n"
-        "F1.0 F1.1 F1.2 F1.3 B1.0 B1.1 B1.2 B1.3\n")
+        "F1.0 F1.1 F1.2 F1.3 B1.0 B1.1 B1.2 B1.3\n"
+    )
     program.good("train", deck, ranks=4)
-    program.good("train", deck, "--set", "run.name=mine", "--set", "parallel.schedule=file",
-                 "--set", "parallel.schedule_file=my.schedule", ranks=4)
+    program.good(
+        "train",
+        deck,
+        "--set",
+        "run.name=mine",
+        "--set",
+        "parallel.schedule=file",
+        "--set",
+        "parallel.schedule_file=my.schedule",
+        ranks=4,
+    )
     ours, theirs = losses(program.folder / "runs/mine"), losses(program.folder / "runs/small")
     np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=2e-5)

@@ -149,7 +149,8 @@ TEST(LayoutInvariance, OddShapesAgree) {
                                     {1, 3, 1, "gpipe", 1, "none", 1, "false"}};
   int number = 0;
   for (const Layout& layout : layouts) {
-    expect_close(run(format("odd{}", number++), layout.overrides()), reference, 1e-5, layout.text());
+    expect_close(run(format("odd{}", number++), layout.overrides()), reference, 1e-5,
+                 layout.text());
   }
 }
 

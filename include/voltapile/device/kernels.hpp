@@ -86,7 +86,7 @@ class Kernels {
   virtual ~Kernels() = default;
 
   // --- memory
-  virtual void fill(TensorView t, double value, Stream&) = 0;  // any float type, or i32
+  virtual void fill(TensorView t, double value, Stream&) = 0;      // any float type, or i32
   virtual void cast(TensorView from, TensorView to, Stream&) = 0;  // same shape, any float types
   virtual void add(TensorView a, TensorView b, TensorView out,
                    Stream&) = 0;  // out = a + b, working; out may alias

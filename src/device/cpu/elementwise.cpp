@@ -44,9 +44,8 @@ void gelu_all(ThreadPool& pool, const T* pre, T* y, int64_t n) {
 
 void CpuKernels::fill(TensorView t, double value, Stream& stream) {
   if (t.dtype == DType::i32) {
-    return stream.run_on_host([=] {
-      std::fill_n(t.as<int32_t>(), t.elements(), static_cast<int32_t>(value));
-    });
+    return stream.run_on_host(
+        [=] { std::fill_n(t.as<int32_t>(), t.elements(), static_cast<int32_t>(value)); });
   }
   launch(t.dtype, stream, [=, this](auto tag) {
     using T = decltype(tag);
