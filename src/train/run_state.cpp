@@ -65,7 +65,8 @@ TensorView host_view(float* data, int64_t elements) { return {data, DType::f32, 
 
 }  // namespace
 
-void initialise(RankContext& context) {
+void initialise(RankContext& context, int threads) {
+  ThreadPool pool(threads);
   const Plan& plan = context.plan();
   for (int number : context.chunks()) {
     const FlatLayout& layout = plan.chunks[static_cast<size_t>(number)].parameters;
@@ -75,9 +76,9 @@ void initialise(RankContext& context) {
     std::fill_n(master, layout.elements, 0.0f);
     for (const FlatEntry& entry : layout.entries) {
       const Parameter& parameter = parameter_of(plan.architecture, entry);
-      initial_values(plan.architecture, parameter, plan.deck.run.seed, plan.mesh.tp,
-                     context.coord().tp,
-                     {master + entry.offset, DType::f32, local_shape(parameter, plan.mesh.tp)});
+      initial_values(
+          plan.architecture, parameter, plan.deck.run.seed, plan.mesh.tp, context.coord().tp,
+          {master + entry.offset, DType::f32, local_shape(parameter, plan.mesh.tp)}, &pool);
     }
     set_chunk(context, number, master);
   }

@@ -8,8 +8,8 @@
 
 namespace voltapile {
 
-// Weights by Philox, moments zero.
-void initialise(RankContext& context);
+// Weights by Philox, made by `threads` threads; moments zero.
+void initialise(RankContext& context, int threads);
 // Weights of every rank from a checkpoint; moments too when `with_moments`.
 enum class Restore { weights, everything };
 void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what);

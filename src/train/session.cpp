@@ -65,13 +65,16 @@ BatchRing make_ring(const RankContext& context, const Phase& phase, int batches)
   return ring;
 }
 
+int host_threads(const Deck& deck, Communicator& world) {
+  if (deck.run.threads > 0) return deck.run.threads;
+  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  return std::max(1, cores / local_ranks(world));
+}
+
 std::unique_ptr<Device> make_device(const Deck& deck, Communicator& world) {
   if (deck.run.device == DeviceKind::cuda)
     return make_cuda_device(world.rank() % local_ranks(world));
-  const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const int threads =
-      deck.run.threads > 0 ? deck.run.threads : std::max(1, cores / local_ranks(world));
-  return make_cpu_device(threads);
+  return make_cpu_device(host_threads(deck, world));
 }
 
 Links make_plan_links(const Plan& plan, std::unique_ptr<Communicator> world) {

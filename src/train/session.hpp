@@ -29,6 +29,8 @@ struct BatchRing {
 };
 BatchRing make_ring(const RankContext& context, const Phase& phase, int batches);
 
+// CPU threads of one rank: run.threads, or this machine's cores divided among its ranks.
+int host_threads(const Deck& deck, Communicator& world);
 // The device that the deck names.
 std::unique_ptr<Device> make_device(const Deck& deck, Communicator& world);
 // Links for this plan's mesh and chunk table.

@@ -27,7 +27,7 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
                      : deck.precision.loss_scale       ? *deck.precision.loss_scale
                                                        : deck.precision.initial_loss_scale;
   agree(control_, [&] {
-    if (!checkpoint) return initialise(context_);
+    if (!checkpoint) return initialise(context_, host_threads(deck, control_));
     restore(context_, *checkpoint, Restore::everything);
     const RunState stored = read_run_state(*checkpoint);
     state.inputs.step = stored.step;

@@ -4,8 +4,8 @@
 
 Needs torch and timm in the Python that runs it, and build/src/voltapile. Both sides train the same
 model (vit_tiny_patch16_224, 1000 classes) on batches of 32 in f32 with AdamW, gradient clipping at
-1 and the same number of threads. Each round is a fresh process a side; its figure is the median step
-after two warm-up steps. voltapile's step includes reading the batch; PyTorch's uses one in memory.
+1 and the same number of threads. Each round is a fresh process a side; its figure is the median
+step after two warm-up steps. voltapile reads its batches in that time; PyTorch has one in memory.
 """
 
 import argparse

@@ -13,8 +13,8 @@ import pytest
 
 from conftest import DECK, FULL, kill_everything, losses, rank_processes
 
-STEPS = 240
-LONG = DECK.replace("steps = 12", f"steps = {STEPS}").replace("every_steps = 4", "every_steps = 20")
+STEPS = 400
+LONG = DECK.replace("steps = 12", f"steps = {STEPS}").replace("every_steps = 4", "every_steps = 25")
 VARIANTS = {
     "pipeline and data": [],
     "zero": [
@@ -77,7 +77,7 @@ def test_killed_runs_resume_to_the_same_bits(program, variant):
     for _ in range(10 if FULL else 3):
         process = program.start("train", deck, "--set", "run.name=killed", *overrides, ranks=4)
         have = len(losses(killed)) if (killed / "metrics.jsonl").exists() else 0
-        if not wait_for_step(killed, min(have + rng.randint(10, 60), STEPS - 1), process):
+        if not wait_for_step(killed, min(have + rng.randint(10, 80), STEPS - 1), process):
             break
         ranks = rank_processes(process.pid)
         if rng.random() < 0.5 and ranks:
@@ -86,10 +86,9 @@ def test_killed_runs_resume_to_the_same_bits(program, variant):
             assert process.returncode != 0
         else:
             kill_everything(process)
-        kills += 1
+        kills += len(losses(killed)) < STEPS  # not one that came too late
     assert kills > 0
-    out = program.good("train", deck, "--set", "run.name=killed", *overrides, ranks=4)
-    assert "test accuracy" in out
+    program.good("train", deck, "--set", "run.name=killed", *overrides, ranks=4)
     assert losses(killed) == losses(unbroken)
     ours, theirs = tensors(killed), tensors(unbroken)
     assert ours.keys() == theirs.keys() and len(ours) > 50

@@ -154,5 +154,20 @@ TEST(LayoutInvariance, OddShapesAgree) {
   }
 }
 
+// Five classes on four tensor ranks: two, two, one, none.
+TEST(LayoutInvariance, ATensorRankWithoutAClassAgrees) {
+  Folder folder;
+  const auto run = [&](const std::string& name, std::vector<std::string> overrides) {
+    overrides.insert(overrides.end(), {"model.classes=5", format("run.name=\"{}\"", name)});
+    return run_as_threads(testing::kSmallDeck, overrides, folder.path());
+  };
+  const RunOutcome reference = run("reference", {});
+  const RunOutcome divided =
+      run("divided", Layout{1, 1, 4, "gpipe", 1, "none", 0, "false"}.overrides());
+  expect_close(divided.losses, reference.losses, 1e-5, "five classes on tp 4");
+  EXPECT_EQ(divided.summary.evaluation->top1, reference.summary.evaluation->top1);
+  EXPECT_EQ(divided.summary.evaluation->top5, 1.0);
+}
+
 }  // namespace
 }  // namespace voltapile
