@@ -33,7 +33,9 @@ if ! ninja -C build src/voltapile >build/ninja.log 2>&1; then
   exit 1
 fi
 
-ranks=$("$voltapile" ranks "$deck")
+changes=() # what changes the deck, and so perhaps the ranks it needs
+for argument in "$@"; do [ "$argument" = --fresh ] || changes+=("$argument"); done
+ranks=$("$voltapile" ranks "$deck" ${changes[@]+"${changes[@]}"})
 command="mpirun -n $ranks $voltapile train $deck"
 say "$command $*"
 code=0

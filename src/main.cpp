@@ -1,12 +1,14 @@
 // voltapile: the command line. Parses it, calls the modules, prints errors once and returns
 // DESIGN's exit codes.
-#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <iostream>
+#include <optional>
 
 #include <CLI/CLI.hpp>
 
+#include "voltapile/base/clock.hpp"
 #include "voltapile/base/error.hpp"
 #include "voltapile/base/log.hpp"
 #include "voltapile/base/units.hpp"
@@ -30,6 +32,7 @@ struct Arguments {
   std::string program, deck, folder, checkpoint;
   std::vector<std::string> overrides;
   bool fresh = false;
+  double began = 0;
 };
 
 constexpr const char* kExamples = R"(
@@ -45,13 +48,11 @@ Exit codes: 0 done | 2 the deck or the command line is wrong | 3 it will not fit
             4 bad data or checkpoint | 5 a rank or a device failed
             75 stopped early on purpose after a checkpoint: submit the same command again)";
 
-// Everything that can be told before MPI and devices are touched.
-Plan checked_plan(const Deck& deck, int world_size) {
-  Plan plan = make_plan(deck, world_size);
+// What keeps a valid plan from running here.
+void require_trainable(const Plan& plan) {
   const std::vector<std::string> missing = not_trainable(plan);
   if (!missing.empty()) throw Error(ExitCode::bad_input, join(missing, "\n"));
   require_fit(plan);
-  return plan;
 }
 
 ExitCode show_plan(const Arguments& arguments) {
@@ -72,11 +73,15 @@ ExitCode show_ranks(const Arguments& arguments) {
   return ExitCode::done;
 }
 
+// A step folder as it is; a run folder or a folder of checkpoints stands for its latest.
+fs::path resolve_checkpoint(const fs::path& named) {
+  if (const auto latest = latest_checkpoint(named / "checkpoints")) return *latest;
+  if (const auto latest = latest_checkpoint(named)) return *latest;
+  return named;
+}
+
 ExitCode verify(const Arguments& arguments) {
-  fs::path folder = arguments.folder;
-  // A run folder stands for its latest checkpoint.
-  if (const auto latest = latest_checkpoint(folder / "checkpoints")) folder = *latest;
-  else if (const auto inside = latest_checkpoint(folder)) folder = *inside;
+  const fs::path folder = resolve_checkpoint(arguments.folder);
   const Verification found = verify_checkpoint(folder);
   if (!found.faults.empty()) {
     throw Error(ExitCode::bad_data,
@@ -118,34 +123,40 @@ void print_summary(const Arguments& arguments, int ranks, const TrainSummary& su
     first = false;
   }
   row("run folder", summary.run_dir);
+  std::string overrides;
+  for (const std::string& text : arguments.overrides) overrides += format(" --set '{}'", text);
   log::info(
       format("\nNext:\n  {0} verify {1}\n  mpirun -n {2} {0} eval {3}\n"
              "  python3 -c \"import h5py; print(h5py.File('{1}/metrics.h5')['train/loss'][-5:])\"",
-             arguments.program, summary.run_dir, ranks, arguments.deck));
+             arguments.program, summary.run_dir, ranks, arguments.deck + overrides));
+}
+
+DeckLoader loader(const Arguments& arguments) {
+  return [&arguments] { return load_deck(arguments.deck, arguments.overrides); };
 }
 
 ExitCode run_training(const Arguments& arguments, MpiSession& session) {
-  const Deck deck = load_deck(arguments.deck, arguments.overrides);
-  checked_plan(deck, session.size());
   catch_stop_signals();
-  const TrainSummary summary = train(deck, session.world(), {.fresh = arguments.fresh});
+  const TrainOptions options{
+      .fresh = arguments.fresh, .check = require_trainable, .began = arguments.began};
+  const TrainSummary summary = train(loader(arguments), session.world(), options);
   if (session.rank() == 0) print_summary(arguments, session.size(), summary);
   return summary.code;
 }
 
 ExitCode run_evaluation(const Arguments& arguments, MpiSession& session) {
-  const Deck deck = load_deck(arguments.deck, arguments.overrides);
-  checked_plan(deck, session.size());
-  fs::path checkpoint = arguments.checkpoint;
-  if (checkpoint.empty()) checkpoint = newest_run_folder(deck);
-  if (const auto latest = latest_checkpoint(checkpoint / "checkpoints")) checkpoint = *latest;
-  else if (const auto inside = latest_checkpoint(checkpoint)) checkpoint = *inside;
-  if (!fs::exists(checkpoint / "index.h5")) {
+  fs::path checkpoint;
+  const auto check = [&](const Plan& plan) {
+    require_trainable(plan);
+    const fs::path named = arguments.checkpoint;
+    checkpoint = resolve_checkpoint(named.empty() ? newest_run_folder(plan.deck) : named);
+    if (fs::exists(checkpoint / "index.h5")) return;
     throw Error(ExitCode::bad_data,
                 format("no checkpoint in {}: train first, or name one with --checkpoint DIR",
                        checkpoint.string()));
-  }
-  const EvalRecord record = evaluate(deck, session.world(), checkpoint.string());
+  };
+  const EvalRecord record =
+      evaluate(loader(arguments), session.world(), {.check = check}, [&] { return checkpoint; });
   log::info(format("{}: step {}, test loss {:.4f}, top-1 {:.2f} %, top-5 {:.2f} % of {} pictures",
                    checkpoint.string(), record.step, record.loss, 100 * record.top1,
                    100 * record.top5, show_grouped(record.samples)));
@@ -157,7 +168,14 @@ int as_int(ExitCode code) { return static_cast<int>(code); }
 // Runs a command that needs ranks. An error that all ranks share is printed by rank 0; any other
 // ends the job.
 int run_with_mpi(int argc, char** argv, const std::function<ExitCode(MpiSession&)>& command) {
-  MpiSession session(&argc, &argv);
+  std::optional<MpiSession> started;
+  try {
+    started.emplace(&argc, &argv);
+  } catch (const Error& error) {
+    log::error(format("error: {}", error.what()));
+    return as_int(error.code());
+  }
+  MpiSession& session = *started;
   log::set_rank(session.rank());
   const auto share = [&](const Error& error) {
     if (session.rank() == 0) log::error(format("error: {}", error.what()));
@@ -168,8 +186,6 @@ int run_with_mpi(int argc, char** argv, const std::function<ExitCode(MpiSession&
   try {
     return as_int(command(session));
   } catch (const SharedError& error) { return share(error); } catch (const Error& error) {
-    if (error.code() == ExitCode::bad_input || error.code() == ExitCode::does_not_fit)
-      return share(error);
     log::error(format("error: {}", error.what()));
     session.abort(as_int(error.code()));
   } catch (const std::exception& error) {
@@ -187,6 +203,7 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", kVersion);
   app.require_subcommand(1);
   Arguments arguments;
+  arguments.began = now_seconds();
   arguments.program = argc > 0 ? argv[0] : "voltapile";
   const auto with_deck = [&](CLI::App* command) {
     command->add_option("deck", arguments.deck, "the input deck (TOML)")->required();
@@ -211,6 +228,11 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    // Below mpirun every rank comes here: the first one speaks.
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
+      const char* rank = std::getenv(name);
+      if (rank != nullptr && std::string(rank) != "0") return as_int(ExitCode::bad_input);
+    }
     return app.exit(error) == 0 ? 0 : as_int(ExitCode::bad_input);
   }
   if (train->parsed())

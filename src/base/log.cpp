@@ -56,6 +56,9 @@ void info(std::string_view line) {
   terminal().info("{}", line);
   write(spdlog::level::info, line);
 }
+void to_file(std::string_view line) {
+  if (this_rank == 0) write(spdlog::level::info, line);
+}
 void warn(std::string_view line) {
   terminal_errors().warn("warning: {}", line);
   write(spdlog::level::warn, line);

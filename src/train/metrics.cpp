@@ -116,6 +116,17 @@ void write_column(h5::Group& group, const char* name, const char* units,
 
 }  // namespace
 
+int64_t last_recorded_step(const std::filesystem::path& run_dir) {
+  std::ifstream in(run_dir / "metrics.jsonl", std::ios::binary);
+  int64_t last = 0;
+  for (std::string line; std::getline(in, line);) {
+    const auto record = parse_line(line);
+    if (record && std::holds_alternative<TrainRecord>(*record))
+      last = std::max(last, std::get<TrainRecord>(*record).step);
+  }
+  return last;
+}
+
 struct Metrics::Impl {
   std::filesystem::path lines_path, h5_path;
   int fd = -1;

@@ -28,12 +28,11 @@ Progress::Progress(int64_t first_step, int64_t total_steps, int64_t every, bool 
 void Progress::show(const TrainRecord& record) {
   seconds_ += record.seconds;
   ++steps_;
+  // On a terminal the bar moves a few times a second, and the lines go to the log only.
   const bool last = record.step == total_;
-  // On a terminal the bar moves a few times a second; in a file a line appears every `every_`
-  // steps.
-  if (terminal_ ? seconds_ - last_drawn_ < 0.2 && !last : record.step % every_ != 0 && !last)
-    return;
-  last_drawn_ = seconds_;
+  const bool line_is_due = record.step % every_ == 0 || last;
+  const bool bar_is_due = terminal_ && (seconds_ - last_drawn_ >= 0.2 || last);
+  if (!line_is_due && !bar_is_due) return;
   const double left =
       seconds_ / static_cast<double>(steps_) * static_cast<double>(total_ - record.step);
   const std::string numbers =
@@ -41,10 +40,9 @@ void Progress::show(const TrainRecord& record) {
              std::to_string(total_).size(), total_, record.loss, record.learning_rate,
              show_grouped(static_cast<int64_t>(record.samples_per_second + 0.5)),
              show_seconds(left), record.skipped ? "  (skipped: not finite)" : "");
-  if (!terminal_) {
-    log::info(numbers);
-    return;
-  }
+  if (line_is_due) terminal_ ? log::to_file(numbers) : log::info(numbers);
+  if (!bar_is_due) return;
+  last_drawn_ = seconds_;
   constexpr int kWidth = 24;
   const int filled = static_cast<int>(kWidth * record.step / total_);
   std::string bar;

@@ -95,7 +95,10 @@ RunFolder::RunFolder(const Deck& deck, bool fresh) {
   }
   lock_ = take_lock(path_);
   try {
-    if (fs::exists(path_ / "deck.toml")) refuse_other_deck(path_ / "deck.toml", deck);
+    const bool has_results =
+        fs::exists(path_ / "metrics.jsonl") || fs::exists(path_ / "checkpoints");
+    if (has_results && fs::exists(path_ / "deck.toml"))
+      refuse_other_deck(path_ / "deck.toml", deck);
   } catch (...) {
     close(lock_);
     throw;

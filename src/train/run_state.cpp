@@ -123,19 +123,17 @@ void restore(RankContext& context, const std::filesystem::path& checkpoint, Rest
   }
 }
 
-std::filesystem::path save(RankContext& context, const std::filesystem::path& checkpoints,
-                           const RunState& state, int64_t keep_last) {
+StagedState stage(RankContext& context) {
   const Plan& plan = context.plan();
   Device& device = context.device();
-  std::vector<Buffer> staging;
-  std::vector<Piece> pieces;
+  StagedState staged;
   const bool owns_copies = plan.deck.optimizer.zero == 1 || context.coord().dp == 0;
   for (int number : context.chunks()) {
     if (!owns_copies) break;
     const Range own = context.shard(number);
     const auto n = static_cast<size_t>(own.end - own.begin);
-    staging.push_back(device.allocate_host(3 * n * sizeof(float), "state on its way"));
-    auto* host = reinterpret_cast<float*>(staging.back().data());
+    staged.memory.push_back(device.allocate_host(3 * n * sizeof(float), "state on its way"));
+    auto* host = reinterpret_cast<float*>(staged.memory.back().data());
     Stream& stream = device.stream(Lane::d2h);
     device.copy(host, context.master(number).data, n * sizeof(float), stream);
     device.copy(host + n, context.m(number).data, n * sizeof(float), stream);
@@ -147,20 +145,27 @@ std::filesystem::path save(RankContext& context, const std::filesystem::path& ch
       const Overlap part = overlap(entry, own);
       if (part.empty()) continue;
       const int64_t size = part.end - part.begin, at = part.begin - own.begin;
-      pieces.push_back({.parameter = &parameter,
-                        .begin = part.begin - entry.offset,
-                        .end = part.end - entry.offset,
-                        .master = host_view(host + at, size),
-                        .m = host_view(host + n + static_cast<size_t>(at), size),
-                        .v = host_view(host + 2 * n + static_cast<size_t>(at), size)});
+      staged.pieces.push_back({.parameter = &parameter,
+                               .begin = part.begin - entry.offset,
+                               .end = part.end - entry.offset,
+                               .master = host_view(host + at, size),
+                               .m = host_view(host + n + static_cast<size_t>(at), size),
+                               .v = host_view(host + 2 * n + static_cast<size_t>(at), size)});
     }
   }
+  return staged;
+}
+
+std::filesystem::path write(RankContext& context, const StagedState& staged,
+                            const std::filesystem::path& checkpoints, const RunState& state,
+                            int64_t keep_last) {
+  const Plan& plan = context.plan();
   std::vector<Parameter> model;
   for (const Layer& layer : plan.architecture.layers) {
     model.insert(model.end(), layer.parameters.begin(), layer.parameters.end());
   }
   return save_checkpoint(checkpoints, *context.links().world, state, model,
-                         {plan.mesh.tp, context.coord().tp}, pieces, keep_last);
+                         {plan.mesh.tp, context.coord().tp}, staged.pieces, keep_last);
 }
 
 }  // namespace voltapile

@@ -13,8 +13,15 @@ void initialise(RankContext& context, int threads);
 // Weights of every rank from a checkpoint; moments too when `with_moments`.
 enum class Restore { weights, everything };
 void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what);
-// Collective. Every lane must be idle.
-std::filesystem::path save(RankContext& context, const std::filesystem::path& checkpoints,
-                           const RunState& state, int64_t keep_last);
+// This rank's part of a checkpoint, in host memory. Every lane must be idle.
+struct StagedState {
+  std::vector<Buffer> memory;
+  std::vector<Piece> pieces;
+};
+StagedState stage(RankContext& context);
+// Collective.
+std::filesystem::path write(RankContext& context, const StagedState& staged,
+                            const std::filesystem::path& checkpoints, const RunState& state,
+                            int64_t keep_last);
 
 }  // namespace voltapile

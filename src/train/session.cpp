@@ -28,8 +28,16 @@ bool reads_labels(const Plan& plan, int rank) {
   return plan.mesh.coord(rank).pp == plan.chunks.back().rank;
 }
 
+bool has_test_part(const Deck& deck) {
+  return deck.data.format == DataFormat::synthetic ? deck.data.synthetic_test > 0
+                                                   : !deck.data.test.empty();
+}
+
+int reading_threads(const Deck& deck) { return std::max(1, deck.data.workers); }
+
 OpenedSource open_source_everywhere(const Plan& plan, Communicator& world, Part part) {
   OpenedSource opened;
+  if (part == Part::test && !has_test_part(plan.deck)) return opened;
   agree(world, [&] {
     if (reads_pictures(plan, world.rank()) || reads_labels(plan, world.rank())) {
       opened.source = open_source(plan.deck, part);
@@ -112,7 +120,7 @@ EvalRecord Evaluator::run(int64_t step) {
                                                     .rank_samples = per_rank,
                                                     .first_sample = 0,
                                                     .end_sample = test_.samples,
-                                                    .workers = std::max(1, plan.deck.data.workers)},
+                                                    .workers = reading_threads(plan.deck)},
                                       ring_.batches);
   }
   for (int64_t i = 0; i < steps; ++i) {

@@ -18,6 +18,11 @@ struct OpenedSource {
 };
 OpenedSource open_source_everywhere(const Plan& plan, Communicator& world, Part part);
 
+// Whether the deck names pictures to evaluate on.
+bool has_test_part(const Deck& deck);
+// Threads of one rank that read pictures: data.workers, or one.
+int reading_threads(const Deck& deck);
+
 // Which data a rank reads.
 bool reads_pictures(const Plan& plan, int rank);
 bool reads_labels(const Plan& plan, int rank);

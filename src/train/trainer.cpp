@@ -25,12 +25,46 @@ int64_t total_steps(const Deck& deck, int64_t samples) {
 struct Ranks {
   std::unique_ptr<Communicator> world;  // until links take it over
   Links links;
+
+  Communicator& control() { return world ? *world : *links.world; }
 };
 
-TrainSummary train_on(Ranks& ranks, const Deck& deck, const TrainOptions& options) {
+// Runs what may fail on one rank alone. The others are told before anything is torn down, since
+// they, and this rank's own lanes, may be waiting inside a collective.
+template <class Run>
+auto or_abort(Ranks& ranks, Device& device, Run&& run) -> decltype(run()) {
+  try {
+    return run();
+  } catch (const SharedError&) { throw; } catch (const PeerFailure& echo) {
+    device.fail(echo.what());
+    device.wait_until_idle();
+    throw;
+  } catch (const std::exception& error) {
+    Communicator& world = ranks.control();
+    const auto* known = dynamic_cast<const Error*>(&error);
+    const std::string place = world.place.empty() ? format("rank {}", world.rank()) : world.place;
+    const std::string message = format("{} on {}: {}", place, host_name(), error.what());
+    device.fail(message);
+    world.abort(message);
+    device.wait_until_idle();
+    throw Error(known != nullptr ? known->code() : ExitCode::failure, message);
+  }
+}
+
+// By its checkpoint, or where the deck asks for none at the end, by its metrics.
+bool was_finished(const Deck& deck, const std::filesystem::path& run_dir,
+                  const std::optional<RunState>& stored, int64_t total) {
+  if (stored && stored->step >= total) return true;
+  return !deck.checkpoint.at_end && last_recorded_step(run_dir) >= total;
+}
+
+TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& options) {
   std::unique_ptr<Communicator>& world = ranks.world;
   Plan plan;
-  agree(*world, [&] { plan = make_plan(deck, world->size()); });
+  agree(*world, [&] {
+    plan = make_plan(load(), world->size());
+    if (options.check) options.check(plan);
+  });
   const OpenedSource data = open_source_everywhere(plan, *world, Part::train);
   const OpenedSource test = open_source_everywhere(plan, *world, Part::test);
   const int64_t total = total_steps(plan.deck, data.samples);
@@ -42,59 +76,84 @@ TrainSummary train_on(Ranks& ranks, const Deck& deck, const TrainOptions& option
   const std::filesystem::path run_dir =
       world->gather_text(folder ? folder->path().string() : "").front();
   std::optional<std::filesystem::path> checkpoint;
-  RunState stored;
+  std::optional<RunState> stored;
+  bool finished = false;
   agree(*world, [&] {
     checkpoint = latest_checkpoint(run_dir / "checkpoints");
     if (checkpoint) stored = read_run_state(*checkpoint);
+    finished = was_finished(plan.deck, run_dir, stored, total);
   });
-  if (folder) {
-    log::add_file(folder->path() / "log.txt");
-    folder->write_deck_file(plan.deck);
-  }
-  if (checkpoint && stored.step >= total) {
+  if (folder) log::add_file(folder->path() / "log.txt");
+  if (finished) {
     TrainSummary summary;
     summary.run_dir = run_dir.string();
-    summary.steps = stored.step;
+    summary.steps = std::max(stored ? stored->step : 0, last_recorded_step(run_dir));
     summary.was_finished = true;
     return summary;
   }
   const auto say = [&](const std::string& line) {
     if (folder && !options.quiet) log::info(line);
   };
-  const std::unique_ptr<Device> device = make_device(plan.deck, *world);
+  Communicator& control = *world;
+  const int rank = control.rank();
+  std::unique_ptr<Device> device;
+  agree(control, [&] { device = make_device(plan.deck, control); });
   say(format("{}: {} on {}, {} parameters, {} schedule", run_dir.string(), plan.mesh.text(),
              device->describe(),
              show_count(static_cast<double>(plan.architecture.parameter_count())),
              plan.deck.parallel.schedule));
+  for (const std::string& note : plan.notes) say("  " + note);
+  say(format("  data.workers: {} to read pictures", reading_threads(plan.deck)));
   say(checkpoint
-          ? format("continuing from {} (step {} of {})", checkpoint->string(), stored.step, total)
+          ? format("continuing from {} (step {} of {})", checkpoint->string(), stored->step, total)
           : format("starting: {} steps of {} samples, {} pictures to learn from", total,
                    plan.deck.batch.global, show_grouped(data.samples)));
-  Communicator& control = *world;
-  const int rank = control.rank();
   Links& links = ranks.links = make_plan_links(plan, std::move(world));
-  RankContext context(plan, *device, links, rank);
-  Training training(plan, control, context, options, folder.get(), run_dir / "checkpoints", data,
-                    test, total);
-  TrainSummary summary = training.run(checkpoint);
+  std::unique_ptr<RankContext> context;
+  std::unique_ptr<Training> training;
+  agree(control, [&] {
+    context = std::make_unique<RankContext>(plan, *device, links, rank);
+    training = std::make_unique<Training>(plan, control, *context, options, folder.get(),
+                                          run_dir / "checkpoints", data, test, total);
+  });
+  TrainSummary summary = or_abort(ranks, *device, [&] { return training->run(checkpoint); });
   summary.run_dir = run_dir.string();
   return summary;
 }
 
-EvalRecord evaluate_on(Ranks& ranks, const Deck& deck, const std::string& checkpoint) {
+EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& options,
+                       const CheckpointNamer& checkpoint_of) {
   std::unique_ptr<Communicator>& world = ranks.world;
   Plan plan;
-  agree(*world, [&] { plan = make_plan(deck, world->size()); });
+  agree(*world, [&] {
+    plan = make_plan(load(), world->size());
+    if (options.check) options.check(plan);
+    if (!has_test_part(plan.deck)) {
+      throw Error(ExitCode::bad_input, format("{}: there is nothing to evaluate on: data.test (or "
+                                              "data.synthetic_test) is empty",
+                                              plan.deck.path));
+    }
+  });
   const OpenedSource test = open_source_everywhere(plan, *world, Part::test);
   RunState stored;
-  agree(*world, [&] { stored = read_run_state(checkpoint); });
-  const std::unique_ptr<Device> device = make_device(plan.deck, *world);
+  std::filesystem::path checkpoint;
+  agree(*world, [&] {
+    checkpoint = checkpoint_of();
+    stored = read_run_state(checkpoint);
+  });
   Communicator& control = *world;
   const int rank = control.rank();
+  std::unique_ptr<Device> device;
+  agree(control, [&] { device = make_device(plan.deck, control); });
   Links& links = ranks.links = make_plan_links(plan, std::move(world));
-  RankContext context(plan, *device, links, rank);
-  agree(control, [&] { restore(context, checkpoint, Restore::weights); });
-  return Evaluator(context, test).run(stored.step);
+  std::unique_ptr<RankContext> context;
+  std::unique_ptr<Evaluator> evaluator;
+  agree(control, [&] {
+    context = std::make_unique<RankContext>(plan, *device, links, rank);
+    evaluator = std::make_unique<Evaluator>(*context, test);
+    restore(*context, checkpoint, Restore::weights);
+  });
+  return or_abort(ranks, *device, [&] { return evaluator->run(stored.step); });
 }
 
 // Communicators that are torn down while an exception flies tell the other ranks that this one
@@ -114,15 +173,15 @@ auto in_step(std::unique_ptr<Communicator> world, Run&& run)
 
 }  // namespace
 
-TrainSummary train(const Deck& deck, std::unique_ptr<Communicator> world,
+TrainSummary train(const DeckLoader& load, std::unique_ptr<Communicator> world,
                    const TrainOptions& options) {
-  return in_step(std::move(world), [&](Ranks& ranks) { return train_on(ranks, deck, options); });
+  return in_step(std::move(world), [&](Ranks& ranks) { return train_on(ranks, load, options); });
 }
 
-EvalRecord evaluate(const Deck& deck, std::unique_ptr<Communicator> world,
-                    const std::string& checkpoint) {
+EvalRecord evaluate(const DeckLoader& load, std::unique_ptr<Communicator> world,
+                    const TrainOptions& options, const CheckpointNamer& checkpoint_of) {
   return in_step(std::move(world),
-                 [&](Ranks& ranks) { return evaluate_on(ranks, deck, checkpoint); });
+                 [&](Ranks& ranks) { return evaluate_on(ranks, load, options, checkpoint_of); });
 }
 
 }  // namespace voltapile

@@ -54,10 +54,11 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
                                                      .rank_offset = context_.coord().dp * per_rank,
                                                      .rank_samples = per_rank,
                                                      .first_sample = samples_,
-                                                     .workers = std::max(1, deck.data.workers)},
+                                                     .workers = reading_threads(deck)},
                                        ring_.batches);
   }
   if (leads()) {
+    folder_->write_deck_file(deck);  // only now: the run is known to be good
     metrics_ = std::make_unique<Metrics>(folder_->path(), issued_);
     if (!options_.quiet) {
       progress_ =
@@ -103,6 +104,7 @@ void Training::finish_step() {
       .skipped = result.state.skip != 0,
   };
   last_step_at_ = at;
+  longest_step_ = std::max(longest_step_, record.seconds);
   summary_.loss = record.loss;
   if (record.skipped) report_skip(result.state);
   else skipped_in_a_row_ = 0;
@@ -113,9 +115,10 @@ void Training::finish_step() {
 }
 
 void Training::evaluate() {
+  if (!evaluator_) return;
   drain();
   const double began = now_seconds();
-  summary_.evaluation = evaluator_.run(waited_);
+  summary_.evaluation = evaluator_->run(waited_);
   last_step_at_ += now_seconds() - began;  // not the next step's time
   if (!leads()) return;
   metrics_->add(*summary_.evaluation);
@@ -141,12 +144,20 @@ void Training::save() {
                      .adam_step = state.adam_step,
                      .skipped_steps = state.skipped_steps,
                      .deck = write_deck(plan_.deck)};
+  // Each part that may fail on one rank alone is agreed on before the next, which all ranks take
+  // part in.
+  StagedState staged;
+  agree(control_, [&] {
+    if (metrics_) metrics_->publish();
+    staged = stage(context_);
+  });
   std::filesystem::path folder;
   agree(control_, [&] {
-    folder = voltapile::save(context_, checkpoints_, run, plan_.deck.checkpoint.keep_last);
+    folder = write(context_, staged, checkpoints_, run, plan_.deck.checkpoint.keep_last);
   });
   saved_ = waited_;
   last_step_at_ += now_seconds() - began;
+  longest_save_ = std::max(longest_save_, now_seconds() - began);
   if (!leads()) return;
   if (progress_) progress_->finish();
   if (!options_.quiet)
@@ -154,17 +165,23 @@ void Training::save() {
                      show_seconds(now_seconds() - began)));
 }
 
+// Whether the time limit would pass before the steps in flight and a checkpoint are done.
+bool Training::time_is_short() const {
+  if (!plan_.deck.run.walltime_seconds) return false;
+  constexpr double kLeastMarginSeconds = 1;
+  const double needed = 3 * longest_step_ + 2 * longest_save_ + kLeastMarginSeconds;
+  return now_seconds() - options_.began + needed > *plan_.deck.run.walltime_seconds;
+}
+
 TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoint) {
   start(checkpoint);
   const Deck& deck = plan_.deck;
   const auto due = [&](int64_t every) { return every > 0 && issued_ % every == 0; };
   while (issued_ < total_ && !stop_) {
-    const bool out_of_time =
-        deck.run.walltime_seconds && now_seconds() - began_ > *deck.run.walltime_seconds;
     const StepInputs inputs{learning_rate(deck.optimizer, issued_, total_), issued_,
                             samples_ + (issued_ - waited_) * deck.batch.global};
     engine_.issue(inputs, loader_ ? loader_->next() : ring_.batches.front(),
-                  stop_requested() || out_of_time);
+                  stop_requested() || time_is_short());
     ++issued_;
     // The host stays one step ahead of the device.
     if (issued_ - waited_ > 1) finish_step();
@@ -180,6 +197,7 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
   if (progress_) progress_->finish();
   summary_.steps = waited_;
   summary_.code = finished ? ExitCode::done : ExitCode::stopped_early;
+  timers_.add(engine_.last_timers());
   summary_.timers = timers_;
   summary_.timers.data_wait_seconds = loader_ ? loader_->waited_seconds() : 0;
   return summary_;

@@ -26,15 +26,17 @@ class Training {
         data_(std::move(data)),
         total_(total),
         engine_(context, plan.train),
-        evaluator_(context, std::move(test)),
-        ring_(make_ring(context, plan.train, plan.batches_held())) {}
+        ring_(make_ring(context, plan.train, plan.batches_held())) {
+    if (test.samples > 0) evaluator_.emplace(context, std::move(test));
+  }
 
   TrainSummary run(const std::optional<std::filesystem::path>& checkpoint);
 
  private:
   void start(const std::optional<std::filesystem::path>& checkpoint);
   void finish_step();
-  void evaluate();
+  void evaluate();  // where the deck has a test part
+  bool time_is_short() const;
   void save();
   void drain() {
     while (waited_ < issued_) finish_step();
@@ -52,7 +54,7 @@ class Training {
   OpenedSource data_;
   int64_t total_;
   Engine engine_;
-  Evaluator evaluator_;
+  std::optional<Evaluator> evaluator_;
   BatchRing ring_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Metrics> metrics_;
@@ -62,7 +64,7 @@ class Training {
   int64_t samples_ = 0;
   int skipped_in_a_row_ = 0;
   bool stop_ = false;
-  double began_ = 0, last_step_at_ = 0;
+  double began_ = 0, last_step_at_ = 0, longest_step_ = 0, longest_save_ = 0;
   TrainSummary summary_;
 };
 

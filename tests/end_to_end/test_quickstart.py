@@ -1,4 +1,5 @@
 """The quickstart's deck on real pictures: Fashion-MNIST, four ranks, all of its epochs."""
+
 import pytest
 
 from conftest import FULL, ROOT, metrics

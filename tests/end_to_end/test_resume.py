@@ -143,11 +143,31 @@ def test_a_stop_signal_saves_and_exits_75(program):
     )
     run = program.folder / "runs/small"
     assert wait_for_step(run, 3, process)
-    os.kill(rank_processes(process.pid)[2], signal.SIGUSR1)
+    os.kill(process.pid, signal.SIGUSR1)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 75, out
     assert "stopped early" in out
     assert "good." in program.good("verify", run)
+
+
+def test_the_time_limit_saves_and_exits_75(program):
+    deck = program.deck(LONG)
+    overrides = ["--set", "run.steps=1000000", "--set", "run.walltime=6s"]
+    done = program.run("train", deck, *overrides, ranks=4)
+    assert done.returncode == 75, done.stdout + done.stderr
+    run = program.folder / "runs/small"
+    assert "good." in program.good("verify", run)
+    before = len(losses(run))
+    assert program.run("train", deck, *overrides, ranks=4).returncode == 75
+    assert len(losses(run)) > before
+
+
+def test_gradients_that_stay_infinite_end_the_job_and_name_the_parameter(program):
+    half = ["--set", "precision.type=f16", "--set", "precision.loss_scale=3e38"]
+    done = program.run("train", program.deck(LONG), *half, ranks=4)
+    assert done.returncode == 5
+    assert "steps in a row" in done.stderr and "optimizer.lr" in done.stderr
+    assert "head.weight" in done.stderr or "blocks." in done.stderr
 
 
 def test_a_changed_deck_is_refused_with_the_difference(program):

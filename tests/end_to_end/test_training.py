@@ -120,21 +120,42 @@ def test_sixteen_bit_types_follow_the_f32_curve(program, precision):
     "overrides",
     [
         [],
-        ["--set", "batch.micro=8"],
-        ["--set", "eval.batch=5"],
-        ["--set", "parallel.data=1"],
-        ["--set", "parallel.pipeline=1"],
+        ["batch.micro=8"],
+        ["eval.batch=5"],
+        ["parallel.data=1"],
+        ["parallel.pipeline=1"],
+        ["parallel.data=4", "parallel.pipeline=1", "eval.batch=16"],
+        ["parallel.data=1", "parallel.tensor=2", "parallel.sequence=true"],
+        ["parallel.data=1", "parallel.pipeline=1", "parallel.tensor=4"],
+        ["parallel.schedule=breadth_first", "parallel.chunks=2"],
     ],
 )
 def test_every_test_picture_is_counted_once(program, overrides):
     deck = program.deck()
+    changes = [part for text in overrides for part in ("--set", text)]
     program.good("train", deck, ranks=4)
     want = metrics(program.folder / "runs/small", "eval")[-1]
     assert want["samples"] == 37
-    ranks = int(program.good("ranks", deck, *overrides))
-    out = program.good("eval", deck, "--checkpoint", "runs/small", *overrides, ranks=ranks)
+    ranks = int(program.good("ranks", deck, *changes))
+    out = program.good("eval", deck, "--checkpoint", "runs/small", *changes, ranks=ranks)
     assert f"top-1 {100 * want['top1']:.2f} %" in out and "of 37 pictures" in out
     assert f"test loss {want['loss']:.4f}" in out
+
+
+def test_a_deck_without_a_test_part_trains(program):
+    deck = program.deck(DECK.replace("synthetic_test = 37", "synthetic_test = 0"))
+    out = program.good("train", deck, ranks=4)
+    assert "test accuracy" not in out and len(losses(program.folder / "runs/small")) == 12
+    done = program.run("eval", deck, ranks=4)
+    assert done.returncode == 2 and "data.synthetic_test" in done.stderr
+
+
+def test_a_run_without_a_last_checkpoint_is_finished_too(program):
+    deck = program.deck(DECK.replace("every_steps = 4", "at_end = false"))
+    program.good("train", deck, ranks=4)
+    before = (program.folder / "runs/small/metrics.jsonl").read_bytes()
+    assert "is finished: 12 steps" in program.good("train", deck, ranks=4)
+    assert (program.folder / "runs/small/metrics.jsonl").read_bytes() == before
 
 
 def test_a_finished_run_says_so_and_more_steps_reopen_it(program):

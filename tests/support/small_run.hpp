@@ -51,7 +51,7 @@ image = 8
 channels = 2
 patch = 4
 dim = 24
-depth = 4
+depth = 8
 heads = 4
 mlp = 40
 classes = 10
@@ -92,7 +92,7 @@ inline RunOutcome run_as_threads(const std::string& text, std::vector<std::strin
         outcome.losses.push_back(record.loss);
       };
     }
-    const TrainSummary summary = train(deck, std::move(world), options);
+    const TrainSummary summary = train([&] { return deck; }, std::move(world), options);
     if (leads) outcome.summary = summary;
   });
   return outcome;

@@ -11,6 +11,7 @@ namespace voltapile::log {
 void set_rank(int rank);                           // silences info on ranks above 0
 void add_file(const std::filesystem::path& path);  // appends; rank 0 only
 void info(std::string_view line);
+void to_file(std::string_view line);  // where the terminal shows the same in another form
 void warn(std::string_view line);
 void error(std::string_view line);
 

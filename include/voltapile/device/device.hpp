@@ -65,11 +65,14 @@ class Device {
   virtual Kernels& kernels() = 0;
   // Makes blocked and later waits throw Error(failure, why): called when another rank failed.
   virtual void fail(const std::string& why) = 0;
+  // Blocks until no lane runs anything, whatever has failed: only then may memory go.
+  virtual void wait_until_idle() = 0;
 };
 
 // threads: of the compute pool; >= 1.
 std::unique_ptr<Device> make_cpu_device(int threads);
-// Counts allocations, operations and bytes; computes nothing. Addresses are never dereferenced.
+// Counts allocations, operations and bytes; computes nothing. Addresses are not real, but for
+// host buffers up to 4 kB, which read as zeros.
 std::unique_ptr<Device> make_dry_device();
 // cuda_kernels/ or its twin src/device/no_cuda.cpp, whichever was linked.
 bool cuda_is_built();

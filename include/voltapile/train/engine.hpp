@@ -83,6 +83,8 @@ class Engine {
   };
   // Waits, sums over the world (collective) and starts again from zero.
   Totals take_totals();
+  // Timers of the last step, which no result holds; after drain().
+  SummaryTimers last_timers() const;
   // Waits until every lane is idle.
   void drain();
   // State after the last step that was waited for: what a checkpoint keeps.

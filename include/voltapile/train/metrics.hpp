@@ -25,6 +25,9 @@ struct EvalRecord {
 };
 
 // Rank 0 only, from one thread. Error(failure) names the file that could not be written.
+// Newest train step in run_dir/metrics.jsonl; 0 where there is none.
+int64_t last_recorded_step(const std::filesystem::path& run_dir);
+
 class Metrics {
  public:
   // Opens or continues run_dir/metrics.jsonl, and publishes. Lines of steps beyond `resume_step`

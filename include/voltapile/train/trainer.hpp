@@ -1,21 +1,29 @@
 // A whole run: from a deck to a finished run folder. Collective over `world`; every rank returns or
 // throws the same.
 #pragma once
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "voltapile/base/clock.hpp"
 #include "voltapile/base/error.hpp"
 #include "voltapile/comm/communicator.hpp"
 #include "voltapile/deck/deck.hpp"
+#include "voltapile/plan/plan.hpp"
 #include "voltapile/trace/summary.hpp"
 #include "voltapile/train/metrics.hpp"
 
 namespace voltapile {
 
+// Called on every rank; may throw on some of them.
+using DeckLoader = std::function<Deck()>;
+
 struct TrainOptions {
   bool fresh = false;                               // start over in <name>.2, .3, ...
+  std::function<void(const Plan&)> check;           // throws where the plan must not run
+  double began = now_seconds();                     // when run.walltime starts to count
   bool quiet = false;                               // no progress (tests)
   std::function<void(const TrainRecord&)> on_step;  // rank 0, in order
 };
@@ -31,12 +39,14 @@ struct TrainSummary {
   SummaryTimers timers;       // of this rank
 };
 
-TrainSummary train(const Deck& deck, std::unique_ptr<Communicator> world,
+TrainSummary train(const DeckLoader& load, std::unique_ptr<Communicator> world,
                    const TrainOptions& options = {});
 
-// Evaluates a checkpoint (default: the run's latest) on the test part, on any mesh.
-EvalRecord evaluate(const Deck& deck, std::unique_ptr<Communicator> world,
-                    const std::string& checkpoint);
+// Evaluates a checkpoint on the test part, on any mesh. Of the options, only `check` counts; the
+// checkpoint is asked for after it.
+using CheckpointNamer = std::function<std::filesystem::path()>;
+EvalRecord evaluate(const DeckLoader& load, std::unique_ptr<Communicator> world,
+                    const TrainOptions& options, const CheckpointNamer& checkpoint_of);
 
 // Runs f on every rank; if any rank threw, every rank throws the first rank's error as a
 // SharedError, so nobody waits for ever. Collective.

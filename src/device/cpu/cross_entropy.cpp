@@ -169,7 +169,8 @@ void CpuKernels::count_before_label(TensorView logits, int64_t first_class, cons
         int64_t before = 0;
         for (int64_t c = 0; c < n; ++c) {
           const A x = convert<T, A>(line[c]) - most;
-          before += (x > at_label || (x == at_label && c < label)) ? 1 : 0;
+          // A logit that is not a number comes before every label: it is no right answer.
+          before += (!(x <= at_label) || (x == at_label && c < label)) ? 1 : 0;
         }
         rank.as<A>()[r] = static_cast<A>(before);
       }

@@ -74,6 +74,10 @@ class CpuDevice final : public Device {
     on(stream).enqueue([=] { std::memcpy(dst, src, bytes); });
   }
   Kernels& kernels() override { return kernels_; }
+  void wait_until_idle() override {
+    for (auto& lane : monitor_.lanes)
+      if (lane) lane->wait_until_idle();
+  }
   void fail(const std::string& why) override {
     std::lock_guard lock(monitor_.mutex);
     monitor_.fail(std::make_exception_ptr(Error(ExitCode::failure, why)));

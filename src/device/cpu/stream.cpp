@@ -68,6 +68,14 @@ void CpuStream::wait_for(uint64_t ticket, std::unique_lock<std::mutex>& lock) {
   --sleepers_;
 }
 
+void CpuStream::wait_until_idle() {
+  std::unique_lock lock(monitor_.mutex);
+  const uint64_t ticket = enqueued_;
+  ++sleepers_;
+  advanced_.wait(lock, [&] { return completed_ >= ticket || monitor_.stopping; });
+  --sleepers_;
+}
+
 void CpuStream::wake() {
   arrived_.notify_all();
   advanced_.notify_all();

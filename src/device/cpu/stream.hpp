@@ -69,8 +69,9 @@ class CpuStream final : public Stream {
     push(task);
   }
   Event record();
-  void wait(Event event);          // enqueues
-  void wait_on_host(Event event);  // blocks
+  void wait(Event event);  // enqueues
+  void wait_on_host(Event event);
+  void wait_until_idle();  // also after a failure  // blocks
   // With the monitor locked: nothing sleeps on this lane any more without looking again.
   void wake();
   void join();

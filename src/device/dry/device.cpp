@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <string>
 
@@ -32,9 +33,11 @@ class DryDevice final : public Device {
     return take(bytes, counters_->device_memory[std::string(what)], counters_->device_bytes,
                 counters_->peak_device_bytes);
   }
+  // What the host reads and writes itself, a step's inputs and results, is small and real.
   Buffer allocate_host(size_t bytes, std::string_view what) override {
+    void* real = bytes <= kRealHostBytes ? std::calloc(1, bytes) : nullptr;
     return take(bytes, counters_->host_memory[std::string(what)], counters_->host_bytes,
-                counters_->peak_host_bytes);
+                counters_->peak_host_bytes, real);
   }
   size_t allocated_bytes() const override { return counters_->device_bytes; }
 
@@ -52,22 +55,25 @@ class DryDevice final : public Device {
     counters_->copied_bytes[lane] += static_cast<double>(bytes);
   }
   Kernels& kernels() override { return kernels_; }
+  void wait_until_idle() override {}
   void fail(const std::string& why) override {
     if (!failed_) failed_ = why;
   }
   const DryCounters& counters() const { return *counters_; }
 
  private:
-  Buffer take(size_t bytes, AllocationCount& entry, size_t& total, size_t& peak) {
+  Buffer take(size_t bytes, AllocationCount& entry, size_t& total, size_t& peak,
+              void* real = nullptr) {
     ++entry.live;
     entry.bytes += bytes;
     entry.peak_bytes = std::max(entry.peak_bytes, entry.bytes);
     total += bytes;
     peak = std::max(peak, total);
-    void* address = reinterpret_cast<void*>(next_address_);
+    void* address = real != nullptr ? real : reinterpret_cast<void*>(next_address_);
     next_address_ += (bytes + 255) / 256 * 256 + 256;
     // The buffer may outlive the device; map entries keep their place.
-    return Buffer(address, bytes, [keep = counters_, &entry, &total, bytes](void*) {
+    return Buffer(address, bytes, [keep = counters_, &entry, &total, bytes, real](void*) {
+      std::free(real);
       --entry.live;
       entry.bytes -= bytes;
       total -= bytes;
@@ -80,6 +86,7 @@ class DryDevice final : public Device {
   std::shared_ptr<DryCounters> counters_ = std::make_shared<DryCounters>();
   DryKernels kernels_{*counters_};
   std::array<std::unique_ptr<DryStream>, kLaneCount> streams_;
+  static constexpr size_t kRealHostBytes = 4096;
   // Far from any real mapping, and not canonical on x86-64: touching it is a fault at once.
   uintptr_t next_address_ = uintptr_t{1} << 56;
   std::optional<std::string> failed_;
