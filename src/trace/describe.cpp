@@ -33,7 +33,8 @@ std::vector<std::string> describe(const SummaryTimers& timers, double wall_secon
   std::vector<std::string> lanes;
   for (int lane = 0; lane < kLaneCount; ++lane) {
     const double share = percent(timers.lane_busy_seconds[static_cast<size_t>(lane)]);
-    if (share >= 0.5) lanes.push_back(format("{} {:.0f} %", name_of(static_cast<Lane>(lane)), share));
+    if (share >= 0.5)
+      lanes.push_back(format("{} {:.0f} %", name_of(static_cast<Lane>(lane)), share));
   }
   if (!lanes.empty()) lines.push_back("by lane: " + join(lanes, ", "));
   if (timers.data_wait_seconds > 0.005 * wall_seconds) {

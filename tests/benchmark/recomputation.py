@@ -2,8 +2,8 @@
 
     python3 tests/benchmark/recomputation.py [--rounds 5]
 
-ViT-Ti/16 at 224 with 24 blocks, batch 16, one rank; the figure of a round is the median step after two warm-up steps. The
-saving is the plan's count of activation bytes.
+ViT-Ti/16 at 224 with 24 blocks, batch 16, one rank; the figure of a round is the median step after
+two warm-up steps. The saving is the plan's count of activation bytes.
 """
 
 import argparse

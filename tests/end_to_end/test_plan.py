@@ -29,3 +29,13 @@ def test_help_teaches(program):
     for word in ("plan", "train", "eval", "ranks", "verify", "mpirun", "Exit codes", "75"):
         assert word in out
     assert program.good("--version").strip()
+
+
+def test_the_readme_shows_what_plan_prints(program):
+    page = (ROOT / "README.md").read_text()
+    shown = page.split("$ voltapile plan input_decks/quickstart.toml\n")[1].split("```")[0]
+    printed = program.good("plan", ROOT / "input_decks" / "quickstart.toml").splitlines()
+    # The first line ends with the deck's path, which depends on where it is called.
+    for line in shown.splitlines()[1:]:
+        if line.strip() not in ("", "..."):
+            assert line in printed, line
