@@ -35,7 +35,10 @@ template <class Run>
 auto or_abort(Ranks& ranks, Device& device, Run&& run) -> decltype(run()) {
   try {
     return run();
-  } catch (const SharedError&) { throw; } catch (const PeerFailure& echo) {
+  } catch (const SharedError&) {
+    device.wait_until_idle();  // steps in flight read batches; the other ranks finish them too
+    throw;
+  } catch (const PeerFailure& echo) {
     device.fail(echo.what());
     device.wait_until_idle();
     throw;
