@@ -163,11 +163,34 @@ def test_the_time_limit_saves_and_exits_75(program):
 
 
 def test_gradients_that_stay_infinite_end_the_job_and_name_the_parameter(program):
-    half = ["--set", "precision.type=f16", "--set", "precision.loss_scale=3e38"]
+    half = ["--set", "precision.type=f16", "--set", "precision.loss_scale=16777216"]
     done = program.run("train", program.deck(LONG), *half, ranks=4)
     assert done.returncode == 5
     assert "steps in a row" in done.stderr and "optimizer.lr" in done.stderr
     assert "head.weight" in done.stderr or "blocks." in done.stderr
+
+
+def test_a_failing_rank_ends_the_job_and_names_itself(program):
+    disk = program.folder / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", disk]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        deck = program.deck(LONG)
+        overrides = ["run.steps=1000000", f"run.dir={disk}", "checkpoint.every_steps=0"]
+        changes = [part for text in overrides for part in ("--set", text)]
+        process = program.start("train", deck, *changes, ranks=4)
+        assert wait_for_step(disk / "small", 5, process)
+        with open(disk / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
+            while True:
+                filler.write(bytes(4096))
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 5, out
+        assert "rank 0 (pp0 dp0 tp0) on " in out and "metrics" in out, out
+        assert out.count("error: ") == 1, out
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
 
 
 def test_a_changed_deck_is_refused_with_the_difference(program):
