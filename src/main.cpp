@@ -185,7 +185,10 @@ int run_with_mpi(int argc, char** argv, const std::function<ExitCode(MpiSession&
   };
   try {
     return as_int(command(session));
-  } catch (const SharedError& error) { return share(error); } catch (const Error& error) {
+  } catch (const SharedError& error) { return share(error); } catch (const PeerFailure& echo) {
+    // The rank with the cause says it; this one's silence keeps it the last line.
+    session.abort(as_int(echo.code()));
+  } catch (const Error& error) {
     log::error(format("error: {}", error.what()));
     session.abort(as_int(error.code()));
   } catch (const std::exception& error) {
