@@ -85,6 +85,7 @@ std::string show_bytes(double bytes) {
 
 std::string show_seconds(double seconds) {
   if (!(seconds >= 0)) return "?";
+  if (seconds == 0) return "0 s";
   if (seconds < 0.9995e-3) return format("{} us", digits3(seconds * 1e6));
   if (seconds < 0.9995) return format("{} ms", digits3(seconds * 1e3));
   if (seconds < 59.95) return format("{:.1f} s", seconds);

@@ -121,6 +121,7 @@ TEST(Units, ShowsThreeDigits) {
   EXPECT_EQ(show_bytes(16.1e9), "16.1 GB");
   EXPECT_EQ(show_bytes(999.9e6), "1.00 GB");
   EXPECT_EQ(show_bytes(12), "12 B");
+  EXPECT_EQ(show_seconds(0), "0 s");
   EXPECT_EQ(show_seconds(3723), "1h02m");
   EXPECT_EQ(show_seconds(0.0123), "12.3 ms");
   EXPECT_EQ(show_seconds(59.97), "1m00s");
