@@ -66,8 +66,8 @@ class PlantedFaults(unittest.TestCase):
                        "dnnl.hpp", "oneapi/dnnl/dnnl.hpp", "png.h", "zlib.h", "hwloc.h",
                        "fmt/core.h", "cublas_v2.h", "gtest/gtest.h"):
             with self.subTest(header=header):
-                self.assert_one({"src/train/a.cpp": f"#include <{header}>\n"},
-                                "src/train/a.cpp:1:", "its home is")
+                self.assert_one({"src/trace/a.cpp": f"#include <{header}>\n"},
+                                "src/trace/a.cpp:1:", "its home is")
         self.assert_one({"src/comm/thread.cpp": '#include "mpi.h"\n'},
                         "src/comm/thread.cpp:1:", "its home is src/comm/mpi_*")
 
