@@ -32,7 +32,7 @@ export ASAN_OPTIONS=${ASAN_OPTIONS-detect_stack_use_after_return=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS-halt_on_error=1:print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS-halt_on_error=1:second_deadlock_stack=1}
 
-patience=5 # Meson's time limits are meant for a free core each
+patience=20 # Meson's time limits are meant for a free core each, and for no sanitizer
 if [ $full = yes ]; then
   export VOLTAPILE_FULL=1
   patience=100
