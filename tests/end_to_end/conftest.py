@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -105,14 +106,34 @@ class Program:
 
 
 def kill_everything(process):
-    """kill -9 of mpirun and of every rank below it."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    for child in rank_processes(process.pid):
-        os.kill(child, signal.SIGKILL)
+    """kill -9 of mpirun and of every rank below it; returns when none is left."""
+    ranks = rank_processes(process.pid)  # before mpirun goes, and they lose their parent
+    for target in [process.pid, *ranks]:
+        try:
+            os.kill(target, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
     process.wait()
+    wait_until_gone(ranks)
+
+
+def wait_until_gone(processes):
+    """Ends what is left of them, so that the run's lock is free."""
+    for process in processes:
+        while is_running(process):
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            time.sleep(0.01)
+
+
+def is_running(process):
+    try:
+        state = pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
 
 
 def rank_processes(mpirun):

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from conftest import DECK, FULL, kill_everything, losses, rank_processes
+from conftest import DECK, FULL, kill_everything, losses, rank_processes, wait_until_gone
 
 STEPS = 400
 LONG = DECK.replace("steps = 12", f"steps = {STEPS}").replace("every_steps = 4", "every_steps = 25")
@@ -83,6 +83,7 @@ def test_killed_runs_resume_to_the_same_bits(program, variant):
         if rng.random() < 0.5 and ranks:
             os.kill(rng.choice(ranks), signal.SIGKILL)
             process.wait(timeout=60)
+            wait_until_gone(ranks)
             assert process.returncode != 0
         else:
             kill_everything(process)
