@@ -6,7 +6,7 @@ namespace voltapile {
 
 bool cuda_is_built() { return false; }
 
-std::unique_ptr<Device> make_cuda_device(int) {
+std::unique_ptr<Device> make_cuda_device(const CudaOptions&) {
   throw Error(
       ExitCode::bad_input,
       "this build has no CUDA, and the deck asks for it: set run.device = \"cpu\", or build "

@@ -37,7 +37,7 @@ TensorView Block::attention_branch(const Views& v) const {
   const TensorView norm1 = s.norm1 ? s.norm1 : v.workspace.norm;
   const TensorView gathered = c.gather_rows(norm1, v.workspace.gathered);   // (B*T, C)
   c.kernels->linear(gathered, w.qkv_weight, w.qkv_bias, s.qkv, *c.stream);  // (B*T, 3c)
-  c.kernels->attention(as_qkv(qk_normed(v)), as_heads(s.attention), s.lse, *c.stream);
+  c.kernels->attention(as_qkv(qk_normed(v)), {}, as_heads(s.attention), s.lse, *c.stream);
   const TensorView summands = s.branch1 && !c.sizes.sequence ? s.branch1 : v.workspace.product;
   c.kernels->linear(s.attention, w.proj_weight, {}, summands, *c.stream);  // (B*T, C)
   return c.sum_to_rows(summands, s.branch1);

@@ -3,8 +3,6 @@
 #include <map>
 #include <set>
 
-#include "voltapile/base/clock.hpp"
-
 #include "engine_impl.hpp"
 
 namespace voltapile {
@@ -53,6 +51,8 @@ Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
       .pixel_mean = deck.data.mean,
       .pixel_std = deck.data.std,
   };
+  static std::atomic<uint64_t> engines = 0;
+  first_work_key = engines++ << 32;
   chunks.resize(plan.chunks.size());
   for (int number : context.chunks()) {
     const Chunk& chunk = plan.chunks[static_cast<size_t>(number)];
@@ -99,7 +99,11 @@ void Engine::Impl::bind() {
     }
     program.push_back(std::move(bound));
   }
-  clocks.resize(program.size());
+  host_clocks = device.allocate_host(program.size() * kRing * sizeof(Clocked), "clocks");
+}
+
+Clocked& Engine::Impl::clock_of(size_t instruction, size_t ring) const {
+  return reinterpret_cast<Clocked*>(host_clocks.data())[instruction * kRing + ring];
 }
 
 StepState* Engine::Impl::state(int64_t step) const { return states + step % kRing; }
@@ -132,10 +136,10 @@ void Engine::Impl::issue(const StepInputs* inputs, const BatchMemory& batch, int
       known = needed[other];
       device.wait(stream, {&device.stream(static_cast<Lane>(other)), known});
     }
-    Clocked& clock = clocks[i][ring];
-    stream.run_on_host([&clock] { clock.begin = now_seconds(); });
+    Clocked& clock = clock_of(i, ring);
+    device.mark(stream, &clock.begin);
     enqueue(bound, stream, batch, valid, stop);
-    stream.run_on_host([&clock] { clock.end = now_seconds(); });
+    device.mark(stream, &clock.end);
     const uint64_t done = device.record(stream).ticket;
     for (int slot : bound.reads) order[static_cast<size_t>(slot)].read[lane] = done;
     for (int slot : bound.writes) {
@@ -195,7 +199,7 @@ StepResult Engine::wait_for_step() {
 void Engine::Impl::add_clocks(size_t ring, SummaryTimers& timers) const {
   for (size_t i = 0; i < program.size(); ++i) {
     const Instruction& instruction = program[i].instruction;
-    const double seconds = clocks[i][ring].end - clocks[i][ring].begin;
+    const double seconds = clock_of(i, ring).end - clock_of(i, ring).begin;
     timers.busy_seconds[static_cast<size_t>(instruction.op)] += seconds;
     timers.count[static_cast<size_t>(instruction.op)] += 1;
     timers.lane_busy_seconds[static_cast<size_t>(instruction.lane)] += seconds;

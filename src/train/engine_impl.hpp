@@ -1,6 +1,8 @@
 // Private to the engine: the program bound to memory, and what each instruction enqueues.
 #pragma once
+#include <atomic>
 #include <limits>
+#include <map>
 
 #include "voltapile/train/engine.hpp"
 
@@ -31,7 +33,7 @@ struct ChunkParts {
   std::vector<Range> partial;     // gradients to be summed over the tensor axis
 };
 
-// Host-side record of when an instruction ran, filled by the lanes.
+// When an instruction ran, marked by its lane.
 struct Clocked {
   double begin = 0, end = 0;
 };
@@ -43,6 +45,9 @@ struct Engine::Impl {
   void issue(const StepInputs* inputs, const BatchMemory& batch, int64_t valid, bool stop);
   void enqueue(const BoundInstruction& bound, Stream& stream, const BatchMemory& batch,
                int64_t valid, bool stop);
+  void enqueue_once(const BoundInstruction& bound, Stream& stream, const BatchMemory& batch,
+                    int64_t valid, bool stop);
+  uint64_t work_key(const BoundInstruction& bound) const;
   void load_batch(int chunk, int micro, const BatchMemory& batch, Stream& stream);
   void exchange(const Instruction& instruction, Stream& stream);
   int64_t rank_samples() const;
@@ -56,6 +61,7 @@ struct Engine::Impl {
   TensorView boundary(Value value, int chunk, int micro) const;
   std::byte* place(Value value, int chunk, int micro) const;
   StepState* state(int64_t step) const;
+  Clocked& clock_of(size_t instruction, size_t ring) const;
 
   RankContext& context;
   const Plan& plan;
@@ -68,16 +74,17 @@ struct Engine::Impl {
   std::vector<ChunkParts> chunks;  // by chunk number; empty for foreign ones
   std::vector<BoundInstruction> program;
   std::vector<SlotOrder> order;
+  mutable std::map<std::vector<int64_t>, uint64_t> work_keys;
+  uint64_t first_work_key;  // no two engines share keys
   std::array<Tickets, kLaneCount>
       waited_for{};  // by waiting lane: what it has been made to wait for already
 
-  Buffer host_states, host_inputs, host_stops;
+  Buffer host_states, host_inputs, host_stops, host_clocks;
   StepState* states = nullptr;  // kRing of them, on the device
   // On the device. `summed` is what norm adds up over the world: slots, then the number of ranks
   // that want to stop.
   TensorView slots, summed, first_bad, correct;
   std::array<Event, kRing> step_end;
-  std::vector<std::array<Clocked, kRing>> clocks;  // by instruction
   int64_t issued = 0, waited = 0, first_step = 0;
 };
 

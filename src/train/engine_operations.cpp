@@ -59,8 +59,36 @@ MicroStep Engine::Impl::micro_step(int chunk, int micro, int64_t valid) const {
   return step;
 }
 
+// The same number for two instructions exactly when they enqueue the same work on the same memory.
+uint64_t Engine::Impl::work_key(const BoundInstruction& bound) const {
+  const Instruction& instruction = bound.instruction;
+  const bool last = instruction.chunk == phase.shape.chunks.last();
+  const bool drops = plan.deck.model.drop_path > 0;
+  // The loss's gradient is scaled, and paths are dropped, by what this step's state says.
+  const bool reads_state = drops || (last && instruction.op != Op::forward);
+  std::vector<int64_t> what = {static_cast<int64_t>(instruction.op), instruction.chunk,
+                               bound.first_backward, reads_state ? 1 + issued % kRing : 0,
+                               drops ? 1 + instruction.micro : 0};
+  what.push_back(static_cast<int64_t>(bound.reads.size()));
+  what.insert(what.end(), bound.reads.begin(), bound.reads.end());
+  what.insert(what.end(), bound.writes.begin(), bound.writes.end());
+  const auto [at, added] = work_keys.try_emplace(std::move(what), work_keys.size());
+  return first_work_key + at->second;
+}
+
 void Engine::Impl::enqueue(const BoundInstruction& bound, Stream& stream, const BatchMemory& batch,
                            int64_t valid, bool stop) {
+  const Op op = bound.instruction.op;
+  const bool computes = op == Op::forward || op == Op::recompute || op == Op::backward ||
+                        op == Op::backward_input || op == Op::backward_weight;
+  const auto work = [&] { enqueue_once(bound, stream, batch, valid, stop); };
+  if (training && computes && context.links().tensor->capturable())
+    device.repeat(stream, work_key(bound), work);
+  else work();
+}
+
+void Engine::Impl::enqueue_once(const BoundInstruction& bound, Stream& stream,
+                                const BatchMemory& batch, int64_t valid, bool stop) {
   const Instruction& instruction = bound.instruction;
   const int chunk = instruction.chunk, micro = instruction.micro;
   const auto model = [&]() -> ChunkModel& { return *chunks[static_cast<size_t>(chunk)].model; };

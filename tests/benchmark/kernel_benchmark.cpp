@@ -129,9 +129,9 @@ void block(Bench& b, const Model& m) {
                    lse = b.acc({m.batch, m.heads, m.tokens}),
                    dqkv = b.working({m.batch, m.tokens, 3, m.heads, dim});
   const double product = 2.0 * static_cast<double>(rows * m.tokens * m.dim);
-  b("attention", depth, 2 * product, 0, [&] { b.k().attention(qkv, out, lse, b.s()); });
+  b("attention", depth, 2 * product, 0, [&] { b.k().attention(qkv, {}, out, lse, b.s()); });
   b("attention backward", depth, 5 * product, 0,
-    [&] { b.k().attention_backward(out, qkv, out, lse, dqkv, b.s()); });
+    [&] { b.k().attention_backward(out, qkv, {}, out, lse, dqkv, b.s()); });
   const TensorView x = b.working({rows, m.dim}), y = b.working({rows, m.dim}),
                    h = b.working({rows, m.dim}), gamma = b.working({m.dim}), mean = b.acc({rows}),
                    rstd = b.acc({rows}), sum = b.acc({m.dim}), sum2 = b.acc({m.dim});

@@ -67,14 +67,14 @@ TEST_P(Attention, forward_and_backward) {
     const Tensor qkv = random(type(), shape, 1.5), dout = random(type(), out_shape),
                  out = poisoned(type(), out_shape), dqkv = poisoned(type(), shape),
                  lse = poisoned(acc(), {e.batch, e.heads, e.tokens});
-    kernels().attention(qkv, out, lse, stream());
+    kernels().attention(qkv, {}, out, lse, stream());
     const Result wanted = reference(qkv.values, dout.values, e);
     expect_near(out, wanted.out, "out");
     expect_near(lse, wanted.lse, "lse");
     // From exact values, so that one operation's rounding is not charged to the other.
     const Tensor exact = given(type(), out_shape, wanted.out),
                  exact_lse = given(acc(), {e.batch, e.heads, e.tokens}, wanted.lse);
-    kernels().attention_backward(dout, qkv, exact, exact_lse, dqkv, stream());
+    kernels().attention_backward(dout, qkv, {}, exact, exact_lse, dqkv, stream());
     if (e.tokens > 1) expect_near(dqkv, wanted.dqkv, "dqkv");
   }
 }
@@ -90,7 +90,7 @@ TEST_P(Attention, large_scores_do_not_overflow) {
     }
   const Tensor qkv = given(type(), {1, 7, 3, 1, 4}, values), out = poisoned(type(), {1, 7, 1, 4}),
                lse = poisoned(acc(), {1, 1, 7});
-  kernels().attention(qkv, out, lse, stream());
+  kernels().attention(qkv, {}, out, lse, stream());
   expect_near(out, Values(28, 3.0), "out");
   expect_near(lse, Values(7, 8192.0), "lse");
 }

@@ -30,7 +30,7 @@ inline std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (DType type : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
     cases.push_back({Backend::cpu, type});
-    if (cuda_is_built()) cases.push_back({Backend::cuda, type});
+    if (cuda_is_built() && type != DType::f64) cases.push_back({Backend::cuda, type});
   }
   return cases;
 }
@@ -174,7 +174,7 @@ class Conformance : public testing::TestWithParam<Case> {
   }
 
   static std::unique_ptr<Device> make() {
-    return GetParam().backend == Backend::cpu ? make_cpu_device(2) : make_cuda_device(0);
+    return GetParam().backend == Backend::cpu ? make_cpu_device(2) : make_cuda_device({});
   }
 
   std::unique_ptr<Device> device_ = make();

@@ -70,7 +70,8 @@ class Communicator {
   virtual void barrier() = 0;
   virtual std::vector<std::string> gather_text(
       const std::string& text) = 0;  // everybody gets everybody's
-  virtual bool capturable() const { return false; }
+  // Whether calls on it may be part of Device::repeat.
+  virtual bool capturable() const { return size() == 1; }
   virtual void poll_error() {}  // throws when a peer failed
   virtual void abort(
       const std::string& why) = 0;  // makes every rank's blocked and later calls throw

@@ -2,11 +2,14 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "voltapile/base/dtype.hpp"
 #include "voltapile/schedule/instruction.hpp"
 
 namespace voltapile {
@@ -62,6 +65,12 @@ class Device {
       Event event) = 0;  // later work on `stream` starts after `event`; host not blocked
   virtual void wait_on_host(Event event) = 0;  // blocks; rethrows the first failure of any lane
   virtual void copy(void* dst, const void* src, size_t bytes, Stream& stream) = 0;
+  // Writes to *seconds, in memory of allocate_host, when the stream gets here: on the clock of
+  // now_seconds(), and there to be read once a later event of the stream has been waited for.
+  virtual void mark(Stream& stream, double* seconds) = 0;
+  // Enqueues work that will come again: under one key, always the same kernels and copies on the
+  // same memory, nothing that runs on the host. A backend may record it once and replay it.
+  virtual void repeat(Stream& stream, uint64_t key, const std::function<void()>& enqueue) = 0;
   virtual Kernels& kernels() = 0;
   // Makes blocked and later waits throw Error(failure, why): called when another rank failed.
   virtual void fail(const std::string& why) = 0;
@@ -74,9 +83,21 @@ std::unique_ptr<Device> make_cpu_device(int threads);
 // Counts allocations, operations and bytes; computes nothing. Addresses are not real, but for
 // host buffers up to 4 kB, which read as zeros.
 std::unique_ptr<Device> make_dry_device();
+
+enum class KernelPath { automatic, volta };  // volta: what a GPU of sm_70 would run, on any GPU
+struct CudaOptions {
+  int local_rank = 0;  // among the ranks of this machine; picks GPU local_rank modulo their number
+  std::optional<size_t> memory_limit_bytes;  // counts what the driver and its libraries hold too
+  DType working = DType::f32;                // refused where the GPU lacks it
+  bool tf32 = false;                         // f32 products may round their factors to TF32
+  KernelPath kernels = KernelPath::automatic;
+  // Where the choices of matrix-product algorithms are kept, so that a resumed run makes the same
+  // ones and gives the same bits; empty: nowhere.
+  std::filesystem::path tuning_file;
+};
 // cuda_kernels/ or its twin src/device/no_cuda.cpp, whichever was linked.
 bool cuda_is_built();
-std::unique_ptr<Device> make_cuda_device(
-    int local_rank);  // Error(bad_input) when built without CUDA
+// Error(bad_input) when built without CUDA, or where there is no such GPU or driver.
+std::unique_ptr<Device> make_cuda_device(const CudaOptions& options);
 
 }  // namespace voltapile

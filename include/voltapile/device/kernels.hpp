@@ -137,10 +137,12 @@ class Kernels {
                                  TensorView dbias, TensorView dscale, Stream&) = 0;
 
   // --- attention, scale 1/sqrt(D); qkv (B,T,3,H,D), out (B,T,H,D), lse (B,H,T) acc = log-sum-exp
-  // of scaled scores
-  virtual void attention(TensorView qkv, TensorView out, TensorView lse, Stream&) = 0;
-  virtual void attention_backward(TensorView dout, TensorView qkv, TensorView out, TensorView lse,
-                                  TensorView dqkv, Stream&) = 0;
+  // of scaled scores. lengths (B) i32, optional: sample b has that many tokens, 1 to T; the others
+  // are padding, which no token attends to: out, dqkv and lse of padding are written as zeros.
+  virtual void attention(TensorView qkv, TensorView lengths, TensorView out, TensorView lse,
+                         Stream&) = 0;
+  virtual void attention_backward(TensorView dout, TensorView qkv, TensorView lengths,
+                                  TensorView out, TensorView lse, TensorView dqkv, Stream&) = 0;
   // QK-norm: layer norm of q and k over D, v copied; stats (B*T, 2, H, 2) acc = (mean, rstd).
   // gamma, beta (D).
   virtual void qk_norm(TensorView qkv, TensorView gamma_q, TensorView beta_q, TensorView gamma_k,

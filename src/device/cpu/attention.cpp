@@ -197,7 +197,7 @@ void for_heads(ThreadPool& pool, Extents e, F&& body) {
 
 }  // namespace
 
-void CpuKernels::attention(TensorView qkv, TensorView out, TensorView lse, Stream& stream) {
+void CpuKernels::attention(TensorView qkv, TensorView lengths, TensorView out, TensorView lse, Stream& stream) {
   shapes::attention(qkv, out, lse);
   launch(qkv.dtype, stream, [=, this](auto tag) {
     using T = decltype(tag);
@@ -208,7 +208,7 @@ void CpuKernels::attention(TensorView qkv, TensorView out, TensorView lse, Strea
   });
 }
 
-void CpuKernels::attention_backward(TensorView dout, TensorView qkv, TensorView out, TensorView lse,
+void CpuKernels::attention_backward(TensorView dout, TensorView qkv, TensorView lengths, TensorView out, TensorView lse,
                                     TensorView dqkv, Stream& stream) {
   shapes::attention(qkv, out, lse);
   shapes::expect("attention_backward", "dout", dout, qkv.dtype, out.elements());

@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include "voltapile/base/clock.hpp"
 #include "voltapile/base/units.hpp"
 
 #include "kernels.hpp"
@@ -73,6 +74,10 @@ class CpuDevice final : public Device {
   void copy(void* dst, const void* src, size_t bytes, Stream& stream) override {
     on(stream).enqueue([=] { std::memcpy(dst, src, bytes); });
   }
+  void mark(Stream& stream, double* seconds) override {
+    on(stream).enqueue([seconds] { *seconds = now_seconds(); });
+  }
+  void repeat(Stream&, uint64_t, const std::function<void()>& enqueue) override { enqueue(); }
   Kernels& kernels() override { return kernels_; }
   void wait_until_idle() override {
     for (auto& lane : monitor_.lanes)

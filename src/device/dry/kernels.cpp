@@ -105,11 +105,11 @@ void DryKernels::residual_backward(TensorView dy, TensorView branch, TensorView 
         {dy, dscale ? branch : TensorView{}, bias, scale, dbranch, dbias, dbias, dscale, dscale});
 }
 
-void DryKernels::attention(TensorView qkv, TensorView out, TensorView lse, Stream&) {
+void DryKernels::attention(TensorView qkv, TensorView lengths, TensorView out, TensorView lse, Stream&) {
   shapes::attention(qkv, out, lse);
   count("attention", 2 * head_product_flops(qkv), {qkv, out, lse});
 }
-void DryKernels::attention_backward(TensorView dout, TensorView qkv, TensorView out, TensorView lse,
+void DryKernels::attention_backward(TensorView dout, TensorView qkv, TensorView lengths, TensorView out, TensorView lse,
                                     TensorView dqkv, Stream&) {
   shapes::attention(qkv, out, lse);
   shapes::expect("attention_backward", "dout", dout, qkv.dtype, out.elements());

@@ -215,7 +215,7 @@ TEST(CpuDevice, a_wrong_shape_is_refused_when_the_kernel_is_called) {
 TEST(NoCuda, a_deck_that_asks_for_it_is_told_what_to_do) {
   if (cuda_is_built()) GTEST_SKIP() << "this build has CUDA";
   try {
-    make_cuda_device(0);
+    make_cuda_device({});
     FAIL() << "a CUDA device was made";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::bad_input);

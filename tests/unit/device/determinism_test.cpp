@@ -46,8 +46,8 @@ std::vector<std::byte> results(int threads) {
   k.linear_backward_input(y, w, dx, s);
   k.layer_norm_backward(dx, x, gamma, mean, rstd, h, dx, dgamma, dbeta, s);
   k.residual_backward(dx, x, beta, gamma, {}, h, dbeta, dgamma, s);
-  k.attention(qkv, out, lse, s);
-  k.attention_backward(out, qkv, out, lse, dqkv, s);
+  k.attention(qkv, {}, out, lse, s);
+  k.attention_backward(out, qkv, {}, out, lse, dqkv, s);
   k.add_position_backward(dx.reshaped({3, 197, c}), {}, {}, dposition, s);
   const std::vector<NormPiece> pieces = {{0, 100000, 0}, {100003, 150000, 1}};
   TensorView slots = tensor({8}), bad = tensor({1});

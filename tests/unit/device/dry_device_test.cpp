@@ -46,8 +46,8 @@ TEST(DryDevice, kernels_count_calls_flops_and_bytes) {
   const TensorView qkv = tensor({2, 5, 3, 4, 8}), out = tensor({2, 5, 4, 8});
   TensorView lse = tensor({2, 4, 5});
   lse.dtype = DType::f32;
-  k.attention(qkv, out, lse, stream);
-  k.attention_backward(out, qkv, out, lse, qkv, stream);
+  k.attention(qkv, {}, out, lse, stream);
+  k.attention_backward(out, qkv, {}, out, lse, qkv, stream);
   const DryCounters& counters = dry_counters(*device);
   const KernelCount& linear = counters.kernels.at("linear");
   EXPECT_EQ(linear.calls, 3);

@@ -1,0 +1,24 @@
+// Every CUDA call is checked; a failure says which call, and what the library said.
+#pragma once
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include "voltapile/base/error.hpp"
+
+namespace voltapile::cuda {
+
+[[noreturn]] void throw_cuda(cudaError_t code, const char* call);
+[[noreturn]] void throw_cublas(cublasStatus_t code, const char* call);
+
+}  // namespace voltapile::cuda
+
+#define VP_CUDA(call)                                                                 \
+  do {                                                                                \
+    if (const cudaError_t code = (call); code != cudaSuccess) [[unlikely]]            \
+      ::voltapile::cuda::throw_cuda(code, #call);                                     \
+  } while (false)
+#define VP_CUBLAS(call)                                                               \
+  do {                                                                                \
+    if (const cublasStatus_t code = (call); code != CUBLAS_STATUS_SUCCESS) [[unlikely]] \
+      ::voltapile::cuda::throw_cublas(code, #call);                                   \
+  } while (false)

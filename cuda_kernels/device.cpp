@@ -1,0 +1,143 @@
+#include <chrono>
+#include <unordered_map>
+
+#include "voltapile/base/clock.hpp"
+#include "voltapile/base/units.hpp"
+
+#include "kernels.hpp"
+#include "stream.hpp"
+
+namespace voltapile::cuda {
+namespace {
+
+// One kernel, or a graph of many, that is launched again and again.
+struct Recorded {
+  bool met = false;  // has run once: lazily loaded code is there, algorithms are chosen
+  cudaGraphExec_t graph = nullptr;
+};
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(const CudaOptions& options) : context_(options), kernels_(context_) {
+    for (int lane = 0; lane < kLaneCount; ++lane)
+      streams_[static_cast<size_t>(lane)] =
+          std::make_unique<CudaStream>(context_, static_cast<Lane>(lane));
+    for (Lane lane : {Lane::compute, Lane::dp}) {
+      context_.scratch(stream(lane));
+      context_.workspace(stream(lane));
+    }
+    clock_ = calibrate_clock(context_, handle_of(stream(Lane::compute)));
+    context_.memory().measure_overhead("the CUDA context");
+  }
+
+  ~CudaDevice() override {
+    for (auto& [key, recorded] : recorded_)
+      if (recorded.graph != nullptr) cudaGraphExecDestroy(recorded.graph);
+    for (auto& stream : streams_) stream.reset();
+  }
+
+  std::string describe() const override {
+    const Gpu& gpu = context_.gpu();
+    return format("cuda, {} (sm_{}, {}{})", gpu.name, gpu.sm,
+                  show_bytes(static_cast<double>(gpu.total_bytes)),
+                  context_.volta() && gpu.sm >= 80 ? ", kernels of sm_70" : "");
+  }
+
+  Buffer allocate(size_t bytes, std::string_view what) override {
+    context_.enter();
+    return context_.memory().allocate(bytes, what);
+  }
+  Buffer allocate_host(size_t bytes, std::string_view what) override {
+    context_.enter();
+    return context_.memory().allocate_host(bytes, what);
+  }
+  size_t allocated_bytes() const override { return context_.memory().allocated_bytes(); }
+
+  Stream& stream(Lane lane) override { return *streams_[static_cast<size_t>(lane)]; }
+  Event record(Stream& stream) override { return on(stream).record(); }
+  void wait(Stream& stream, Event event) override {
+    if (event.stream != nullptr) on(stream).wait(event);
+  }
+  void wait_on_host(Event event) override {
+    for (int tries = 0;; ++tries) {
+      if (context_.failed()) std::rethrow_exception(context_.failure());
+      if (event.stream == nullptr || on(*event.stream).done(event.ticket)) break;
+      if (tries > 2000) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    if (context_.failed()) std::rethrow_exception(context_.failure());
+  }
+  void copy(void* dst, const void* src, size_t bytes, Stream& stream) override {
+    if (bytes > 0)
+      VP_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, handle_of(stream)));
+  }
+  void mark(Stream& stream, double* seconds) override {
+    mark_time(clock_, seconds, handle_of(stream));
+  }
+
+  // The first time, libraries load code and choose algorithms, which a recording must not hold; the
+  // second time is recorded.
+  void repeat(Stream& stream, uint64_t key, const std::function<void()>& enqueue) override {
+    Recorded& recorded = recorded_[key];
+    if (!recorded.met) {
+      enqueue();
+      recorded.met = true;
+      return;
+    }
+    if (recorded.graph == nullptr) {
+      cudaGraph_t graph = nullptr;
+      VP_CUDA(cudaStreamBeginCapture(handle_of(stream), cudaStreamCaptureModeThreadLocal));
+      try {
+        enqueue();
+      } catch (...) {
+        cudaStreamEndCapture(handle_of(stream), &graph);
+        throw;
+      }
+      VP_CUDA(cudaStreamEndCapture(handle_of(stream), &graph));
+      VP_CUDA(cudaGraphInstantiate(&recorded.graph, graph, 0));
+      VP_CUDA(cudaGraphDestroy(graph));
+      VP_CUDA(cudaGraphUpload(recorded.graph, handle_of(stream)));
+    }
+    VP_CUDA(cudaGraphLaunch(recorded.graph, handle_of(stream)));
+  }
+
+  Kernels& kernels() override { return kernels_; }
+  void fail(const std::string& why) override {
+    context_.fail(std::make_exception_ptr(Error(ExitCode::failure, why)));
+  }
+  void wait_until_idle() override {
+    for (auto& stream : streams_) {
+      const Event last = stream->record();
+      while (!stream->done(last.ticket) || !stream->host_work_done())
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+  Context& context() { return context_; }
+
+ private:
+  static CudaStream& on(Stream& stream) { return static_cast<CudaStream&>(stream); }
+
+  Context context_;
+  CudaKernels kernels_;
+  std::array<std::unique_ptr<CudaStream>, kLaneCount> streams_;
+  std::unordered_map<uint64_t, Recorded> recorded_;
+  GpuClock clock_;
+};
+
+}  // namespace
+
+Context* context_of(Device& device) {
+  auto* cuda = dynamic_cast<CudaDevice*>(&device);
+  return cuda == nullptr ? nullptr : &cuda->context();
+}
+
+}  // namespace voltapile::cuda
+
+namespace voltapile {
+
+bool cuda_is_built() { return true; }
+
+std::unique_ptr<Device> make_cuda_device(const CudaOptions& options) {
+  return std::make_unique<cuda::CudaDevice>(options);
+}
+
+}  // namespace voltapile

@@ -1,0 +1,102 @@
+// What kernels share: types, wide loads, reductions in a fixed order, launch checks. Included by .cu
+// files only.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "voltapile/base/philox.hpp"
+#include "voltapile/base/tensor_view.hpp"
+
+#include "../src/device/shapes.hpp"
+#include "kernels.hpp"
+
+// After every launch.
+#define VP_LAUNCHED() VP_CUDA(cudaGetLastError())
+
+namespace voltapile::cuda {
+
+// Calls f with a value of the C++ type behind a working type.
+template <class F>
+void visit(DType type, F&& f) {
+  switch (type) {
+    case DType::f16: return f(__half{});
+    case DType::bf16: return f(__nv_bfloat16{});
+    case DType::f32: return f(float{});
+    default: VP_CHECK(false, "the cuda device computes in f16, bf16 and f32, not {}", name_of(type));
+  }
+}
+template <class T>
+T* as(const TensorView& t) {
+  return static_cast<T*>(t.data);  // null for an operand that is left out
+}
+
+__device__ __forceinline__ float widen(float v) { return v; }
+__device__ __forceinline__ float widen(__half v) { return __half2float(v); }
+__device__ __forceinline__ float widen(__nv_bfloat16 v) { return __bfloat162float(v); }
+template <class T>
+__device__ __forceinline__ T narrow(float v);
+template <>
+__device__ __forceinline__ float narrow<float>(float v) {
+  return v;
+}
+template <>
+__device__ __forceinline__ __half narrow<__half>(float v) {
+  return __float2half_rn(v);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float v) {
+  return __float2bfloat16_rn(v);
+}
+
+// N numbers that are loaded and stored at once; the address must be a multiple of their size.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T v[N];
+};
+// Numbers in 16 bytes.
+template <class T>
+inline constexpr int kWide = 16 / sizeof(T);
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(0xffffffffu, v, offset);
+  return v;
+}
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, offset));
+  return v;
+}
+// Sum over a block of kThreads threads, the same on every thread; `shared` has kThreads / 32 places
+// and is free again after the next barrier.
+template <int kThreads>
+__device__ __forceinline__ float block_sum(float v, float* shared) {
+  if constexpr (kThreads <= 32) return warp_sum(v);
+  v = warp_sum(v);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
+  __syncthreads();
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) total += shared[i];
+  return total;
+}
+
+// gelu(x) = x * Phi(x), exact (erf), and its slope.
+__device__ __forceinline__ float gelu_value(float x) {
+  return 0.5f * x * erfcf(-0.70710678118654752f * x);
+}
+__device__ __forceinline__ float gelu_slope(float x) {
+  const float phi = 0.5f * erfcf(-0.70710678118654752f * x);
+  return phi + x * 0.39894228040143268f * expf(-0.5f * x * x);
+}
+
+inline unsigned blocks_for(int64_t work, int64_t per_block, int64_t most = int64_t{1} << 30) {
+  return static_cast<unsigned>(std::clamp<int64_t>((work + per_block - 1) / per_block, 1, most));
+}
+
+}  // namespace voltapile::cuda
