@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <utility>
+#include <vector>
 
 #include "voltapile/base/log.hpp"
 
@@ -12,14 +14,14 @@
 namespace voltapile::cuda {
 namespace {
 
-constexpr int kCandidates = 16;  // proposals of the library that are timed
+constexpr int kCandidates = 16;  // proposals asked for; the library has about 8
 constexpr int kRounds = 5;       // timings of each, of which the median counts
 constexpr int kShortRepeats = 8;
 constexpr float kShortMs = 0.2f;  // products shorter than this are timed kShortRepeats at once
 // A later proposal must gain this much over an earlier one: the choice does not hang on noise.
 constexpr float kGain = 1.02f;
-// Split sums only through f32 parts that a second kernel adds up in a fixed order; never in place,
-// where the order would be that of arrival, nor through 16-bit parts.
+// Split sums only through f32 parts that are added up in a fixed order afterwards; never in place,
+// nor through 16-bit parts.
 constexpr uint32_t kReductions =
     CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 constexpr uint32_t kMostAlignment = 16;  // bytes; no algorithm asks for more
@@ -55,6 +57,22 @@ class TimingEvent {
 
  private:
   cudaEvent_t event_ = nullptr;
+};
+
+// How an algorithm divides its sums.
+struct Summation {
+  int32_t kind = 0, parts = 0, scheme = 0;
+
+  explicit Summation(const cublasLtMatmulAlgo_t& algorithm) {
+    const auto get = [&](cublasLtMatmulAlgoConfigAttributes_t attribute, int32_t& value) {
+      VP_CUBLAS(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attribute, &value, sizeof(value),
+                                                     nullptr));
+    };
+    get(CUBLASLT_ALGO_CONFIG_ID, kind);
+    get(CUBLASLT_ALGO_CONFIG_SPLITK_NUM, parts);
+    get(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, scheme);
+  }
+  bool operator==(const Summation&) const = default;
 };
 
 }  // namespace
@@ -132,7 +150,8 @@ std::vector<cublasLtMatmulAlgo_t> MatrixProducts::Plan::candidates(cublasLtHandl
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.right_alignment);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.left_alignment);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.out_alignment);
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.out_alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+         std::min(key.out_alignment, key.bias_alignment));  // read along with out
 
   cublasLtMatmulHeuristicResult_t results[kCandidates];
   int found = 0;
@@ -225,6 +244,7 @@ void MatrixProducts::time(const std::vector<cublasLtMatmulAlgo_t>& candidates, P
 
   struct Trial {
     cublasLtMatmulAlgo_t algorithm;
+    uint64_t checksum;
     std::array<float, kRounds> ms;
     float median() const { return ms[kRounds / 2]; }
   };
@@ -238,10 +258,23 @@ void MatrixProducts::time(const std::vector<cublasLtMatmulAlgo_t>& candidates, P
     ms = end.ms_since(start) / static_cast<float>(repeats);
     return true;
   };
+  auto* checksum = reinterpret_cast<uint64_t*>(context_.scratch(stream));
   std::vector<Trial> trials;
   float last_ms = 0;
-  for (const auto& candidate : candidates)  // loads code, and warms up
-    if (run(candidate, 1, last_ms)) trials.push_back({candidate, {}});
+  const float beta = std::exchange(plan.beta, 0.0f);
+  for (const auto& candidate : candidates) {  // loads code, and warms up
+    if (!run(candidate, 1, last_ms)) continue;
+    Trial trial = {candidate, 0, {}};
+    VP_CUDA(cudaMemsetAsync(checksum, 0, sizeof(*checksum), lane));
+    add_checksum(operands.out, static_cast<int64_t>(plan.out_bytes), checksum, lane);
+    VP_CUDA(cudaMemcpyAsync(&trial.checksum, checksum, sizeof(*checksum), cudaMemcpyDefault, lane));
+    VP_CUDA(cudaStreamSynchronize(lane));
+    // Of operands that are all zeros the checksum tells nothing: so the sums are split alike too.
+    if (trials.empty() || (trial.checksum == trials.front().checksum &&
+                           Summation(candidate) == Summation(trials.front().algorithm)))
+      trials.push_back(trial);
+  }
+  plan.beta = beta;
   const int repeats = last_ms < kShortMs ? kShortRepeats : 1;
   for (size_t round = 0; round < kRounds; ++round)
     for (Trial& trial : trials) run(trial.algorithm, repeats, trial.ms[round]);

@@ -44,7 +44,9 @@ class MatrixProducts {
   // waits for the stream and times the algorithms on the operands (out is as before where the
   // product adds to it). A stream that is being captured cannot be waited for: a shape first met
   // there takes the algorithm that was kept in the tuning file, or the library's first proposal.
-  // Only algorithms that give the same bits at every run are taken.
+  // Only algorithms that give the same bits at every run are taken, and only those that give the
+  // bits of the first proposal, on the operands at hand: timing decides how long a product takes,
+  // and never what it gives.
   void multiply(const Product& product, const Operands& operands, Stream& stream);
 
   // Counters of the lane for kernels whose last block finishes the work of all: kTickets zeros,
@@ -69,5 +71,9 @@ class MatrixProducts {
   std::unique_ptr<Plans> plans_;
   std::map<const Stream*, Buffer> tickets_;
 };
+
+// *sum += a number that tells the contents of memory apart (an even number of bytes); on the
+// device, and the same whatever the order of the work.
+void add_checksum(const void* data, int64_t bytes, uint64_t* sum, cudaStream_t stream);
 
 }  // namespace voltapile::cuda
