@@ -146,7 +146,7 @@ TEST_P(Linear, the_same_call_gives_the_same_bits) {
                dw_again = given(acc(), {70, 130}, Values(70 * 130, 0.0)),
                dw = given(acc(), {70, 130}, Values(70 * 130, 0.0)),
                db = given(acc(), {70}, Values(70, 0.0)),
-               db_dw_again = given(acc(), {70}, Values(70, 0.0));
+               db_again = given(acc(), {70}, Values(70, 0.0));
   kernels().linear(x, w, {}, y, stream());
   kernels().linear(x, w, {}, again, stream());
   expect_equal(again, read(y), "x w^T");
