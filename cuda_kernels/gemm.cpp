@@ -260,10 +260,10 @@ void MatrixProducts::time(const std::vector<cublasLtMatmulAlgo_t>& candidates, P
   };
   auto* checksum = reinterpret_cast<uint64_t*>(context_.scratch(stream));
   std::vector<Trial> trials;
-  float last_ms = 0;
+  float ms = 0;
   const float beta = std::exchange(plan.beta, 0.0f);
-  for (const auto& candidate : candidates) {  // loads code, and warms up
-    if (!run(candidate, 1, last_ms)) continue;
+  for (const auto& candidate : candidates) {
+    if (!run(candidate, 1, ms)) continue;  // loads code: the time is not the product's
     Trial trial = {candidate, 0, {}};
     VP_CUDA(cudaMemsetAsync(checksum, 0, sizeof(*checksum), lane));
     add_checksum(operands.out, static_cast<int64_t>(plan.out_bytes), checksum, lane);
@@ -275,9 +275,12 @@ void MatrixProducts::time(const std::vector<cublasLtMatmulAlgo_t>& candidates, P
       trials.push_back(trial);
   }
   plan.beta = beta;
-  const int repeats = last_ms < kShortMs ? kShortRepeats : 1;
-  for (size_t round = 0; round < kRounds; ++round)
-    for (Trial& trial : trials) run(trial.algorithm, repeats, trial.ms[round]);
+  if (trials.size() > 1) {
+    run(trials.front().algorithm, 1, ms);
+    const int repeats = ms < kShortMs ? kShortRepeats : 1;
+    for (size_t round = 0; round < kRounds; ++round)
+      for (Trial& trial : trials) run(trial.algorithm, repeats, trial.ms[round]);
+  }
 
   if (!before.empty()) {
     VP_CUDA(cudaMemcpyAsync(operands.out, before.data(), before.size(), cudaMemcpyDefault, lane));
