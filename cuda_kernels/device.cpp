@@ -31,6 +31,7 @@ class CudaDevice final : public Device {
   }
 
   ~CudaDevice() override {
+    fail("the device is gone");  // host work that has not started is dropped
     for (auto& [key, recorded] : recorded_)
       if (recorded.graph != nullptr) cudaGraphExecDestroy(recorded.graph);
     for (auto& stream : streams_) stream.reset();
