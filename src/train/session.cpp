@@ -94,8 +94,8 @@ std::unique_ptr<Device> make_device(const Deck& deck, Communicator& world,
       .local_rank = local_rank(world),
       .working = deck.precision.type,
       .tf32 = deck.precision.tf32,
-      .kernels = deck.run.gpu_kernels == GpuKernels::volta ? KernelPath::volta
-                                                           : KernelPath::automatic,
+      .kernels =
+          deck.run.gpu_kernels == GpuKernels::volta ? KernelPath::volta : KernelPath::automatic,
   };
   if (!run_dir.empty())
     options.tuning_file = run_dir / "tuning" / format("rank_{:05}.txt", world.rank());

@@ -181,8 +181,7 @@ class Conformance : public testing::TestWithParam<Case> {
       device_ = make_cpu_device(2);
       return;
     }
-    if (const std::string why = why_no_gpu(); !why.empty())
-      GTEST_SKIP() << why;
+    if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << why;
     // What a GPU of sm_70 would run, on any GPU.
     const char* kernels = std::getenv("VOLTAPILE_TEST_KERNELS");
     const bool volta = kernels != nullptr && std::string(kernels) == "volta";

@@ -1,4 +1,6 @@
 // Lanes and memory of every device: order, waits, failures, repetition, destruction.
+#include "voltapile/device/device.hpp"
+
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -11,7 +13,6 @@
 
 #include "voltapile/base/clock.hpp"
 #include "voltapile/base/error.hpp"
-#include "voltapile/device/device.hpp"
 #include "voltapile/device/kernels.hpp"
 
 #include "gpu.hpp"
@@ -209,8 +210,7 @@ TEST(CudaDevice, keeps_to_its_memory_limit_and_says_what_holds_it) {
   options.memory_limit_bytes = size_t{4} << 30;
   const auto device = make_cuda_device(options);
   const Buffer held = device->allocate(size_t{2} << 30, "weights");
-  const std::string message =
-      message_of([&] { device->allocate(size_t{2} << 30, "activations"); });
+  const std::string message = message_of([&] { device->allocate(size_t{2} << 30, "activations"); });
   for (const char* part : {"activations", "memory.device_limit", "weights", "driver and libraries"})
     EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
 }
@@ -296,7 +296,7 @@ TEST_P(Lanes, copies_take_their_turn_in_the_lane) {
 TEST_P(Lanes, a_wrong_shape_is_refused_when_the_kernel_is_called) {
   float x[6], w[6], y[4];
   EXPECT_THROW(device().kernels().linear({x, DType::f32, {2, 3}}, {w, DType::f32, {3, 2}}, {},
-                                        {y, DType::f32, {2, 2}}, device().stream(Lane::compute)),
+                                         {y, DType::f32, {2, 2}}, device().stream(Lane::compute)),
                Error);
 }
 
