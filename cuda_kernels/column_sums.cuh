@@ -18,8 +18,7 @@ void add_partials(const float* partial, int64_t parts, int64_t columns, const Su
                   cudaStream_t stream);
 
 // sums (C) f32 += column sums of x (R, C) working. Two kernels; uses the lane's scratch.
-void add_column_sums(Context& context, const TensorView& x, const TensorView& sums,
-                     Stream& stream);
+void add_column_sums(Context& context, const TensorView& x, const TensorView& sums, Stream& stream);
 
 constexpr int kStripWarps = 8, kStripThreads = 32 * kStripWarps;
 
@@ -91,8 +90,8 @@ void sum_strips(Context& context, const Terms& terms, int64_t rows, int64_t colu
   const int64_t most = std::min<int64_t>(
       (rows + kStripWarps - 1) / kStripWarps,
       static_cast<int64_t>(Context::kScratchBytes / sizeof(float)) / (Terms::kSums * columns));
-  const int64_t parts_wanted = std::clamp<int64_t>(
-      4 * context.gpu().multiprocessors / strips, 1, std::clamp<int64_t>(most, 1, 65535));
+  const int64_t parts_wanted = std::clamp<int64_t>(4 * context.gpu().multiprocessors / strips, 1,
+                                                   std::clamp<int64_t>(most, 1, 65535));
   const int64_t rows_of_part = (rows + parts_wanted - 1) / parts_wanted;
   const int64_t parts = (rows + rows_of_part - 1) / rows_of_part;
   auto* partial = wanted ? reinterpret_cast<float*>(context.scratch(stream)) : nullptr;

@@ -40,8 +40,8 @@ void CudaKernels::layer_norm_apply(TensorView x, TensorView gamma, TensorView be
   shapes::layer_norm("layer_norm_apply", x, gamma, beta, y, mean, rstd);
   visit(x.dtype, [&](auto tag) {
     using T = decltype(tag);
-    const Apply<T> op{as<T>(x),        as<T>(gamma),    as<T>(beta), as<float>(mean),
-                      as<float>(rstd), as<T>(y),        x.columns()};
+    const Apply<T> op{as<T>(x),        as<T>(gamma), as<T>(beta), as<float>(mean),
+                      as<float>(rstd), as<T>(y),     x.columns()};
     visit_width<T>(wide_rows<T>(x.columns(), {op.x, op.gamma, op.beta, op.y}), [&](auto width) {
       each_pack<width()>(op, x.rows(), x.columns(), handle_of(stream));
     });

@@ -2,8 +2,8 @@
 // reads x (and the branch), writes y of the branch and the normalised rows. Bound: memory.
 //
 // A row of R packs stays in the registers of a warp (up to 4 packs a lane) or of a block (up to 512
-// threads); longer rows are read again, from cache as far as they fit there. The variance is that of
-// the differences from the mean, as on the CPU: a large mean does not swamp it.
+// threads); longer rows are read again, from cache as far as they fit there. The variance is that
+// of the differences from the mean, as on the CPU: a large mean does not swamp it.
 #pragma once
 #include "rows.cuh"
 
@@ -25,24 +25,24 @@ struct Branch {
 
 constexpr int kRowThreads = 512;
 
-// kOwner: 32 threads (a warp) or a block hold a row.
-enum class Owner { warp, block };
+enum class Owner { warp, block };  // of a row
 
 template <class T, int kWidth, int kPacks, Owner kOwner, bool kBranch>
 __global__ void __launch_bounds__(kOwner == Owner::warp ? 256 : kRowThreads)
     norm_rows_kernel(const T* x, Branch<T> branch, Norm<T> norm, int64_t rows, int columns) {
   constexpr bool kWarp = kOwner == Owner::warp;
   __shared__ float shared[2][32];
-  const int threads = kWarp ? 32 : static_cast<int>(blockDim.x);
-  const int thread = static_cast<int>(threadIdx.x) % threads;
-  const int64_t row = kWarp ? int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32
-                            : int64_t{blockIdx.x};
+  const int thread = static_cast<int>(threadIdx.x) % (kWarp ? 32 : kRowThreads);
+  const int64_t row =
+      kWarp ? int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32 : int64_t{blockIdx.x};
   if (row >= rows) return;
   const auto sum_of = [&](float v, int turn) {
     if constexpr (kWarp) return warp_sum(v);
     else return block_sum(v, shared[turn]);
   };
-  const auto column_of = [&](int j) { return (thread + j * threads) * kWidth; };
+  const auto column_of = [&](int j) {
+    return (thread / 32 * 32 * kPacks + j * 32 + thread % 32) * kWidth;
+  };
 
   Pack<T, kWidth> in[kPacks];
 #pragma unroll
@@ -101,10 +101,9 @@ __global__ void __launch_bounds__(kRowThreads)
   if constexpr (kBranch) {
     const float keep = branch.keep(blockIdx.x);
     each([&](int64_t c) {
-      store(branch.y + begin + c,
-            residual_pack(load<T, kWidth>(x + begin + c),
-                          load<T, kWidth>(branch.branch + begin + c), branch.bias, branch.scale,
-                          keep, c));
+      store(branch.y + begin + c, residual_pack(load<T, kWidth>(x + begin + c),
+                                                load<T, kWidth>(branch.branch + begin + c),
+                                                branch.bias, branch.scale, keep, c));
     });
     x = branch.y;
   }

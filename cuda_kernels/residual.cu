@@ -13,14 +13,14 @@ struct Residual {
   template <int kWidth>
   __device__ __forceinline__ void pack(int64_t row, int64_t column) const {
     const int64_t at = row * columns + column;
-    store(branch.y + at, residual_pack(load_once<T, kWidth>(x + at),
-                                       load_once<T, kWidth>(branch.branch + at), branch.bias,
-                                       branch.scale, branch.keep(row), column));
+    store(branch.y + at,
+          residual_pack(load_once<T, kWidth>(x + at), load_once<T, kWidth>(branch.branch + at),
+                        branch.bias, branch.scale, branch.keep(row), column));
   }
 };
 
-// dbranch = keep * scale * dy; sums of it and of keep * dy * (branch + bias). Null operands are left
-// out.
+// dbranch = keep * scale * dy; sums of it and of keep * dy * (branch + bias). Null operands are
+// left out.
 template <class T>
 struct ResidualTerms {
   static constexpr int kSums = 2, kUnroll = 2;
@@ -102,11 +102,12 @@ void CudaKernels::residual_backward(TensorView dy, TensorView branch, TensorView
   }
   visit(dy.dtype, [&](auto tag) {
     using T = decltype(tag);
-    const ResidualTerms<T> terms{
-        as<T>(dy),    dscale ? as<T>(branch) : nullptr, as<T>(bias), as<T>(scale), Keep(drop),
-        as<T>(dbranch), dy.columns()};
-    const bool wide = wide_rows<T>(dy.columns(), {terms.dy, terms.branch, terms.bias, terms.scale,
-                                                  terms.dbranch});
+    const ResidualTerms<T> terms{as<T>(dy),   dscale ? as<T>(branch) : nullptr,
+                                 as<T>(bias), as<T>(scale),
+                                 Keep(drop),  as<T>(dbranch),
+                                 dy.columns()};
+    const bool wide = wide_rows<T>(
+        dy.columns(), {terms.dy, terms.branch, terms.bias, terms.scale, terms.dbranch});
     visit_width<T>(wide, [&](auto width) {
       sum_strips<width()>(context_, terms, dy.rows(), dy.columns(),
                           {{as<float>(dbias), as<float>(dscale)}, 2}, stream);

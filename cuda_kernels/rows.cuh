@@ -1,9 +1,9 @@
 // What the kernels over rows of a matrix share: wide access, drop path, and the arithmetic of the
 // residual branch and the norms, so that fused and separate operations give the same bits.
 #pragma once
-#include <cuda_pipeline_primitives.h>
-
 #include <initializer_list>
+
+#include <cuda_pipeline_primitives.h>
 
 #include "launch.cuh"
 
@@ -31,7 +31,8 @@ __device__ __forceinline__ Pack<T, N> load(const T* from) {
   else pack = *reinterpret_cast<const Pack<T, N>*>(from);
   return pack;
 }
-// Of what a kernel reads once: leaves the first-level cache to gamma and beta, which every row reads.
+// Of what a kernel reads once: leaves the first-level cache to gamma and beta, which every row
+// reads.
 template <class T, int N>
 __device__ __forceinline__ Pack<T, N> load_once(const T* from) {
   if constexpr (sizeof(Pack<T, N>) == 16) {
