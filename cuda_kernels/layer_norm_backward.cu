@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   // not be widened ahead of all rows.
   const auto one_pack_at_a_time = [&](int j) {
     if constexpr (kPacks * kWidth > 16) {
-      auto* words = reinterpret_cast<uint32_t*>(gamma[j].v);
-      asm volatile("" : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])::"memory");
+      keep_packed(gamma[j]);
+      asm volatile("" ::: "memory");
     }
   };
 

@@ -53,6 +53,15 @@ __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   else *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
+// Keeps the compiler from holding a loop's constant pack widened, in twice the registers.
+template <class T, int N>
+__device__ __forceinline__ void keep_packed(Pack<T, N>& pack) {
+  if constexpr (sizeof(pack) == 16) {
+    auto* words = reinterpret_cast<uint32_t*>(pack.v);
+    asm volatile("" : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3]));
+  }
+}
+
 // index / extent: a 64-bit division costs several times a 32-bit one.
 __device__ __forceinline__ int64_t divided(int64_t index, int64_t extent) {
   if (((index | extent) >> 32) == 0)
