@@ -31,8 +31,11 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
     restore(context_, *checkpoint, Restore::everything);
     const RunState stored = read_run_state(*checkpoint);
     state.inputs.step = stored.step;
-    state.loss_scale = stored.loss_scale;
-    state.good_steps = stored.good_steps;
+    // A run that goes on in another type starts that type's scale.
+    if (parse_deck(stored.deck, "checkpoint").precision.type == deck.precision.type) {
+      state.loss_scale = stored.loss_scale;
+      state.good_steps = stored.good_steps;
+    }
     state.adam_step = stored.adam_step;
     state.skipped_steps = stored.skipped_steps;
     samples_ = stored.samples;
