@@ -115,8 +115,8 @@ void CudaStream::run_on_host(std::function<void()> work) {
     if (!worker_.joinable()) worker_ = std::thread([this] { this->work(); });
   }
   arrived_.notify_one();
-  const CUresult code = wait_value()(stream_, reinterpret_cast<CUdeviceptr>(flag), number,
-                                     CU_STREAM_WAIT_VALUE_GEQ);
+  const CUresult code =
+      wait_value()(stream_, reinterpret_cast<CUdeviceptr>(flag), number, CU_STREAM_WAIT_VALUE_GEQ);
   VP_CHECK(code == CUDA_SUCCESS, "cuStreamWaitValue32 failed with {}", static_cast<int>(code));
 }
 
@@ -138,9 +138,7 @@ void CudaStream::work() {
       }
       VP_CUDA(code);
       if (!context_.failed()) task.work();
-    } catch (...) {
-      context_.fail(std::current_exception());
-    }
+    } catch (...) { context_.fail(std::current_exception()); }
     task.work = nullptr;
     {
       const std::lock_guard events(mutex_);

@@ -82,6 +82,13 @@ void add_run(Schema& schema) {
            .help = "Steps between progress lines when the output is not a terminal.",
            .on_resume = OnResume::may_change,
            .also = "log_interval log_steps"});
+  run.add("gpu_kernels", &R::gpu_kernels,
+          Choice<GpuKernels>{{{"auto", GpuKernels::automatic}, {"volta", GpuKernels::volta}}},
+          {.fallback = literal("\"auto\""),
+           .help = "Kernels on a GPU. \"auto\": those made for it; \"volta\": those of a V100, to "
+                   "try them on a later GPU.",
+           .on_resume = OnResume::may_change,
+           .words = "sm_70=volta v100=volta"});
 }
 
 void add_model(Schema& schema) {

@@ -36,6 +36,11 @@ void add_precision(Schema& schema) {
                 {.fallback = literal("2000"),
                  .unit = "steps",
                  .help = "Good steps before a dynamic loss scale doubles."});
+  precision.add("tf32", &P::tf32, Flag{},
+                {.fallback = literal("false"),
+                 .help = "With type \"f32\" on a GPU that has it: matrix products may round their "
+                         "factors to 10 bits, for speed.",
+                 .also = "allow_tf32"});
 }
 
 void add_optimizer(Schema& schema) {

@@ -1,6 +1,7 @@
 // Private to train: what training and evaluation both need of one rank, built in the order in which
 // it depends.
 #pragma once
+#include <filesystem>
 #include <memory>
 #include <vector>
 
@@ -36,8 +37,10 @@ BatchRing make_ring(const RankContext& context, const Phase& phase, int batches)
 
 // CPU threads of one rank: run.threads, or this machine's cores divided among its ranks.
 int host_threads(const Deck& deck, Communicator& world);
-// The device that the deck names.
-std::unique_ptr<Device> make_device(const Deck& deck, Communicator& world);
+// The device that the deck names. What it learns about this machine is kept in `run_dir`, if
+// that is given.
+std::unique_ptr<Device> make_device(const Deck& deck, Communicator& world,
+                                    const std::filesystem::path& run_dir);
 // Links for this plan's mesh and chunk table.
 Links make_plan_links(const Plan& plan, std::unique_ptr<Communicator> world);
 

@@ -100,7 +100,7 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
   Communicator& control = *world;
   const int rank = control.rank();
   std::unique_ptr<Device> device;
-  agree(control, [&] { device = make_device(plan.deck, control); });
+  agree(control, [&] { device = make_device(plan.deck, control, run_dir); });
   say(format("{}: {} on {}, {} parameters, {} schedule", run_dir.string(), plan.mesh.text(),
              device->describe(),
              show_count(static_cast<double>(plan.architecture.parameter_count())),
@@ -147,7 +147,7 @@ EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions&
   Communicator& control = *world;
   const int rank = control.rank();
   std::unique_ptr<Device> device;
-  agree(control, [&] { device = make_device(plan.deck, control); });
+  agree(control, [&] { device = make_device(plan.deck, control, {}); });
   Links& links = ranks.links = make_plan_links(plan, std::move(world));
   std::unique_ptr<RankContext> context;
   std::unique_ptr<Evaluator> evaluator;

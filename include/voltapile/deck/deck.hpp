@@ -13,6 +13,7 @@
 namespace voltapile {
 
 enum class DeviceKind { cpu, cuda };
+enum class GpuKernels { automatic, volta };
 enum class Home { device, host, nvme };
 enum class Pool { mean, token };
 enum class Position { learned, sine2d };
@@ -33,6 +34,7 @@ struct Deck {
     std::optional<double> walltime_seconds;
     int threads{};    // CPU threads per rank; 0 = automatic
     int log_every{};  // steps between progress lines
+    GpuKernels gpu_kernels{};
     bool operator==(const Run&) const = default;
   } run;
   struct Model {
@@ -69,6 +71,7 @@ struct Deck {
     std::optional<double> loss_scale;  // fixed value; empty = dynamic
     double initial_loss_scale{};
     int64_t growth_interval{};  // good steps before a dynamic scale doubles
+    bool tf32{};
     bool operator==(const Precision&) const = default;
   } precision;
   struct Optimizer {

@@ -71,6 +71,7 @@ class RandomDeck {
     if (flag()) run.walltime_seconds = flag() ? real(1, 1e6) : integer(1, 1000000);
     run.threads = static_cast<int>(integer(0, 1024));
     run.log_every = static_cast<int>(integer(1, 1000000));
+    run.gpu_kernels = pick({GpuKernels::automatic, GpuKernels::volta});
   }
 
   void draw_model(Deck::Model& model) {
@@ -110,6 +111,7 @@ class RandomDeck {
     if (precision.type != DType::f16 || flag()) precision.loss_scale = real(1, 1e6);
     precision.initial_loss_scale = real(1, 1e12);
     precision.growth_interval = integer(1, 100000);
+    precision.tf32 = flag();
     auto& optimizer = deck.optimizer;
     optimizer.name = "adamw";
     optimizer.lr = real(0, 10);
