@@ -1,6 +1,7 @@
 #include "voltapile/bench/bench.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <set>
 #include <thread>
 
@@ -139,7 +140,14 @@ BenchResult run(const BenchOptions& options, Communicator& world) {
 }  // namespace bench
 
 BenchResult run_bench(const BenchOptions& options, std::unique_ptr<Communicator> world) {
-  return bench::run(options, *world);
+  // A communicator that goes while an exception flies tells the other ranks of a failure; an error
+  // that all ranks share is none.
+  std::exception_ptr shared;
+  try {
+    return bench::run(options, *world);
+  } catch (const SharedError&) { shared = std::current_exception(); }
+  world.reset();
+  std::rethrow_exception(shared);
 }
 
 }  // namespace voltapile

@@ -68,18 +68,20 @@ void describe_communication(const Communication& c, std::string& text) {
 
 // Half of what lies between the extremes, of the median.
 std::string show_spread(const Timing& time) {
-  return format("{:.0f} %", 50 * (time.highest - time.lowest) / time.seconds);
+  const double percent = 50 * (time.highest - time.lowest) / time.seconds;
+  return percent > 99 ? ">99 %" : format("{:.0f} %", percent);
 }
 
 void describe_kernels(const std::vector<KernelFigure>& kernels, std::string& text) {
-  text += format("\n{:<28}{:>15}{:>10}{:>7}{:>9}{:>13}  {:<11}{}\n", "Kernels", "shape", "median",
+  text += format("\n{:<28}{:>15}{:>10}{:>6}{:>9}{:>13}  {:<12}{}\n", "Kernels", "shape", "median",
                  "+-", "moved", "work", "bound", "share");
   for (const KernelFigure& k : kernels) {
-    text += format("  {:<26}{:>15}{:>10}{:>7}{:>9}{:>13}  {:<11}{:>3.0f} %\n", k.name,
+    text += format("  {:<26}{:>15}{:>10}{:>6}{:>9}{:>13}  {:<11}{:>6}\n", k.name,
                    show_shape(k.shape), show_short(k.time.seconds), show_spread(k.time),
                    show_bytes(k.bytes), k.flops > 0 ? show_flops(k.flops) : "", name_of(k.bound),
-                   100 * k.share);
+                   k.share > 9.99 ? ">999 %" : format("{:.0f} %", 100 * k.share));
   }
+  text += "  share: the least time by that bound, of the median; above 100 % by a cache's help\n";
 }
 
 }  // namespace

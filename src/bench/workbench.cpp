@@ -48,7 +48,7 @@ Sizes sizes_of(const BenchOptions& options) {
   if (options.device == DeviceKind::cpu) {
     sizes.batch = 4;
     sizes.parameters = 10'000'000;
-    sizes.product = 1024;
+    sizes.product = 2048;
     sizes.copy_bytes = size_t{1} << 28;
     sizes.case_seconds = 0.3;
   }
