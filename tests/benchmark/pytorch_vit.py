@@ -27,7 +27,8 @@ class Training:
         shape = {**MODELS[name], **({"depth": depth} if depth else {})}
         self.device = device
         self.type = TYPES[type_name]
-        self.model = VisionTransformer(num_classes=1000, **shape).to(device).train()
+        with torch.device(device):  # initial weights are drawn there: quicker by far
+            self.model = VisionTransformer(num_classes=1000, **shape).train()
         if compile_what == "whole":
             self.model.compile()
         elif compile_what == "blocks":
