@@ -1,5 +1,5 @@
-"""What the benchmark scripts share: a run of voltapile and its metrics, figures over rounds, a child
-process that works on request, and the GPU memory that the driver reports."""
+"""What the benchmark scripts share: a run of voltapile and its metrics, figures over rounds, a
+child process that works on request, and the GPU memory that the driver reports."""
 
 import ctypes
 import json
@@ -18,7 +18,7 @@ PROGRAM = pathlib.Path(os.environ.get("VOLTAPILE_BINARY", ROOT / "build/src/volt
 
 
 def settings(**keys):
-    """Command-line overrides of a deck: settings(**{"run.steps": 8}) is ["--set", "run.steps=8"]."""
+    """Overrides for the command line: settings(**{"run.steps": 8}) is ["--set", "run.steps=8"]."""
     return [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
 
 
