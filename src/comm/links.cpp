@@ -46,7 +46,9 @@ Links make_links(std::unique_ptr<Communicator> world, const Mesh& mesh,
   links.tensor = split("tp" + tensor_line, along_tensor);
   links.tensor_reduce = split("tp reduce" + tensor_line, along_tensor);
   links.data = split(format("dp(pp{} tp{})", here.pp, here.tp), along_data);
-  links.norm = split("norm", [](int rank) { return Seat{0, rank}; });
+  const auto all = [](int rank) { return Seat{0, rank}; };
+  links.norm = split("norm", all);
+  links.checkpoint = split("checkpoint", all);
   for (const auto& edge : edges) {
     links.edges[edge] =
         split(text_of(edge) + format(" (dp{} tp{})", here.dp, here.tp), [mesh, edge](int rank) {

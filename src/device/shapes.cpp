@@ -116,12 +116,30 @@ void residual_backward(const TensorView& dy, const TensorView& branch, const Ten
   expect_drop(operation, drop);
 }
 
-void attention(const TensorView& qkv, const TensorView& out, const TensorView& lse) {
-  expect_dims("attention", "qkv", qkv, 5);
-  VP_CHECK(qkv.shape[2] == 3, "attention: qkv is {}, expected (B, T, 3, H, D)", qkv.shape.text());
-  expect("attention", "out", out, qkv.dtype, qkv.elements() / 3);
-  expect("attention", "lse", lse, accumulate_type(qkv.dtype),
+namespace {
+void expect_attention(std::string_view operation, const TensorView& qkv, const TensorView& lengths,
+                      const TensorView& out, const TensorView& lse) {
+  expect_dims(operation, "qkv", qkv, 5);
+  VP_CHECK(qkv.shape[2] == 3, "{}: qkv is {}, expected (B, T, 3, H, D)", operation,
+           qkv.shape.text());
+  expect_optional(operation, "lengths", lengths, DType::i32, qkv.shape[0]);
+  expect(operation, "out", out, qkv.dtype, qkv.elements() / 3);
+  expect(operation, "lse", lse, accumulate_type(qkv.dtype),
          qkv.shape[0] * qkv.shape[1] * qkv.shape[3]);
+}
+}  // namespace
+
+void attention(const TensorView& qkv, const TensorView& lengths, const TensorView& out,
+               const TensorView& lse) {
+  expect_attention("attention", qkv, lengths, out, lse);
+}
+
+void attention_backward(const TensorView& dout, const TensorView& qkv, const TensorView& lengths,
+                        const TensorView& out, const TensorView& lse, const TensorView& dqkv) {
+  const std::string_view operation = "attention_backward";
+  expect_attention(operation, qkv, lengths, out, lse);
+  expect(operation, "dout", dout, qkv.dtype, out.elements());
+  expect(operation, "dqkv", dqkv, qkv.dtype, qkv.elements());
 }
 
 void qk_norm(std::string_view operation, const TensorView& qkv, const TensorView& gamma_q,

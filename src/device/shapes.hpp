@@ -36,7 +36,10 @@ void residual(std::string_view operation, const TensorView& x, const TensorView&
 void residual_backward(const TensorView& dy, const TensorView& branch, const TensorView& bias,
                        const TensorView& scale, const DropPath& drop, const TensorView& dbranch,
                        const TensorView& dbias, const TensorView& dscale);
-void attention(const TensorView& qkv, const TensorView& out, const TensorView& lse);
+void attention(const TensorView& qkv, const TensorView& lengths, const TensorView& out,
+               const TensorView& lse);
+void attention_backward(const TensorView& dout, const TensorView& qkv, const TensorView& lengths,
+                        const TensorView& out, const TensorView& lse, const TensorView& dqkv);
 void qk_norm(std::string_view operation, const TensorView& qkv, const TensorView& gamma_q,
              const TensorView& gamma_k, const TensorView& out, const TensorView& stats);
 void qk_norm_sums(const TensorView& qkv, const TensorView& dgamma_q, const TensorView& dbeta_q,

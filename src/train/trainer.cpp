@@ -121,6 +121,8 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
           ? format("continuing from {} (step {} of {})", checkpoint->string(), stored->step, total)
           : format("starting: {} steps of {} samples, {} pictures to learn from", total,
                    plan.deck.batch.global, show_grouped(data.samples)));
+  if (folder && checkpoint)
+    for (const std::string& change : folder->changes()) say("  changed: " + change);
   Links& links = ranks.links =
       make_plan_links(plan, std::move(world), *device, transport.transport);
   std::unique_ptr<RankContext> context;

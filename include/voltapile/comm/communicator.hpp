@@ -90,6 +90,7 @@ struct Links {
   std::unique_ptr<Communicator> tensor_reduce;  // dp lane: gradients of replicated parameters
   std::unique_ptr<Communicator> data;           // dp lane: reduce-scatter, all-gather
   std::unique_ptr<Communicator> norm;           // dp lane: the world again
+  std::unique_ptr<Communicator> checkpoint;     // the world again, for the host's saving thread
   // (from pipeline rank, to pipeline rank) -> two ranks, `from` is 0; null where this rank is
   // neither. Activations go from -> to on edges of consecutive chunks, gradients on the edge back.
   std::map<std::pair<int, int>, std::unique_ptr<Communicator>> edges;

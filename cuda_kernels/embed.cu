@@ -1,0 +1,359 @@
+// Pictures to patches, positions, pooling: one pass over memory each, bound by it.
+#include <numeric>
+
+#include "launch.cuh"
+
+namespace voltapile::cuda {
+namespace {
+
+// --- patches: a block reads some lines of one channel, as wide as the picture, and writes their
+// part of every patch in them.
+
+constexpr int kPatchThreads = 256;
+constexpr int64_t kBandBytes = 16384;  // of pixels held by a block, if a line is not longer
+constexpr int64_t kMostLineBytes = 49152 - 64;
+constexpr int kLinePadding = 4;  // so that lines start in different banks
+
+struct Picture {
+  int channels, height, width;
+  int patch_height, patch_width;
+  int band;   // lines held at a time
+  int bands;  // of them in a patch
+};
+
+// (pixel/255 - mean) / std as pixel * scale + shift, each in two floats: within one rounding of
+// what double arithmetic gives.
+struct Normalise {
+  float scale, scale_rest, shift, shift_rest;
+  __device__ void set(double mean, double std) {
+    const double a = 1.0 / (255.0 * std), b = -mean / std;
+    scale = static_cast<float>(a);
+    scale_rest = static_cast<float>(a - scale);
+    shift = static_cast<float>(b);
+    shift_rest = static_cast<float>(b - shift);
+  }
+  __device__ __forceinline__ float operator()(uint32_t pixel) const {
+    const auto p = static_cast<float>(pixel);
+    return fmaf(p, scale, shift) + fmaf(p, scale_rest, shift_rest);
+  }
+};
+
+// N outputs are stored at once; V neighbouring pixels of them are read at once.
+template <class T, int N, int V>
+__global__ void __launch_bounds__(kPatchThreads)
+    patchify_kernel(const uint8_t* pictures, const double* means, const double* stds, Picture p,
+                    T* patches) {
+  extern __shared__ __align__(16) uint8_t lines[];
+  __shared__ Normalise shared_normalise;
+  const int across = p.width / p.patch_width, down = p.height / p.patch_height;
+  int64_t index = blockIdx.x;
+  const int band = static_cast<int>(index % p.bands);
+  index /= p.bands;
+  const int i = static_cast<int>(index % down);
+  index /= down;
+  const int channel = static_cast<int>(index % p.channels);
+  const int64_t picture = index / p.channels;
+  const int first_line = band * p.band;
+  const int count = min(p.band, p.patch_height - first_line);
+
+  if (threadIdx.x == 0) shared_normalise.set(means[channel], stds[channel]);
+  const int stride = (p.width + 3) / 4 * 4 + kLinePadding;
+  const uint8_t* source = pictures + ((picture * p.channels + channel) * p.height +
+                                      int64_t{i} * p.patch_height + first_line) *
+                                         p.width;
+  if (p.width % 4 == 0 && reinterpret_cast<uintptr_t>(source) % 4 == 0) {
+    const int words = p.width / 4;
+    for (int at = threadIdx.x; at < count * words; at += kPatchThreads)
+      *reinterpret_cast<uint32_t*>(lines + at / words * stride + at % words * 4) =
+          reinterpret_cast<const uint32_t*>(source)[at];
+  } else {
+    for (int at = threadIdx.x; at < count * p.width; at += kPatchThreads)
+      lines[at / p.width * stride + at % p.width] = source[at];
+  }
+  __syncthreads();
+  const Normalise normalise = shared_normalise;
+
+  const int part = count * p.patch_width;  // of a patch, in this band
+  const int64_t columns = int64_t{p.channels} * p.patch_height * p.patch_width;
+  T* target = patches + (picture * down + i) * across * columns +
+              (int64_t{channel} * p.patch_height + first_line) * p.patch_width;
+  for (int at = threadIdx.x * N; at < across * part; at += kPatchThreads * N) {
+    const int patch = at / part, inside = at % part;
+    int y = inside / p.patch_width, x = inside % p.patch_width;
+    Pack<T, N> out;
+#pragma unroll
+    for (int n = 0; n < N; n += V) {
+      const uint8_t* pixel = lines + y * stride + patch * p.patch_width + x;
+      Pack<uint8_t, V> read;
+      read = *reinterpret_cast<const Pack<uint8_t, V>*>(pixel);
+#pragma unroll
+      for (int v = 0; v < V; ++v) out.v[n + v] = narrow<T>(normalise(read.v[v]));
+      x += V;
+      if (x == p.patch_width) x = 0, ++y;
+    }
+    *reinterpret_cast<Pack<T, N>*>(target + patch * columns + inside) = out;
+  }
+}
+
+template <class T, int N>
+void patchify_all(const TensorView& pictures, const double* means, const double* stds,
+                  const Picture& p, T* patches, cudaStream_t stream) {
+  const int64_t blocks =
+      pictures.shape[0] * p.channels * (p.height / p.patch_height) * int64_t{p.bands};
+  if (blocks == 0) return;
+  const int shared = p.band * ((p.width + 3) / 4 * 4 + kLinePadding);
+  const auto go = [&](auto run) {
+    constexpr int V = decltype(run)::value;
+    patchify_kernel<T, N, V><<<static_cast<unsigned>(blocks), kPatchThreads, shared, stream>>>(
+        as<const uint8_t>(pictures), means, stds, p, patches);
+  };
+  if (N % 4 == 0 && p.patch_width % 4 == 0) go(std::integral_constant<int, std::min(N, 4)>{});
+  else if (N % 2 == 0 && p.patch_width % 2 == 0) go(std::integral_constant<int, std::min(N, 2)>{});
+  else go(std::integral_constant<int, 1>{});
+  VP_LAUNCHED();
+}
+
+// --- sums over the batch or over tokens: a thread adds a few columns up, in order.
+
+constexpr int kColumnThreads = 128;
+constexpr int kAhead = 8;  // rows whose loads are in flight
+
+// 8 bytes a thread: few columns must still fill the GPU.
+template <class T>
+inline constexpr int kNarrow = 8 / sizeof(T);
+
+// body(k, Pack) for k in [0, count), in order, of packs `stride` elements apart.
+template <class T, int N, class F>
+__device__ __forceinline__ void for_rows(const T* from, int64_t count, int64_t stride, F&& body) {
+  for (int64_t k = 0; k < count; k += kAhead) {
+    Pack<T, N> row[kAhead];
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u)
+      if (k + u < count) row[u] = *reinterpret_cast<const Pack<T, N>*>(from + (k + u) * stride);
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u)
+      if (k + u < count) body(k + u, row[u]);
+  }
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(kColumnThreads)
+    add_position_kernel(const T* tokens, const T* class_token, const T* position, T* out,
+                        int64_t batch, int64_t sample, int64_t columns) {
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x) * N;
+  if (at >= sample) return;
+  // The class token takes the place of a sample's first row.
+  const int64_t first = class_token != nullptr ? columns : 0;
+  const auto here = *reinterpret_cast<const Pack<T, N>*>(position + at);
+  const auto write = [&](int64_t b, const Pack<T, N>& from) {
+    Pack<T, N> sum;
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum.v[i] = narrow<T>(widen(from.v[i]) + widen(here.v[i]));
+    *reinterpret_cast<Pack<T, N>*>(out + b * sample + at) = sum;
+  };
+  const int64_t step = gridDim.y;
+  if (at < first) {
+    const auto token = *reinterpret_cast<const Pack<T, N>*>(class_token + at);
+    for (int64_t b = blockIdx.y; b < batch; b += step) write(b, token);
+    return;
+  }
+  for (int64_t b = blockIdx.y; b < batch; b += step)
+    write(b, *reinterpret_cast<const Pack<T, N>*>(tokens + b * (sample - first) + at - first));
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(kColumnThreads)
+    add_position_backward_kernel(const T* dout, T* dtokens, float* dclass, float* dposition,
+                                 int64_t batch, int64_t sample, int64_t first, int64_t columns) {
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x) * N;
+  if (at >= sample) return;
+  float sum[N] = {};
+  const bool copies = dtokens != nullptr && at >= first;
+  for_rows<T, N>(dout + at, batch, sample, [&](int64_t b, const Pack<T, N>& g) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum[i] += widen(g.v[i]);
+    if (copies) *reinterpret_cast<Pack<T, N>*>(dtokens + b * (sample - first) + at - first) = g;
+  });
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (dposition != nullptr) dposition[at + i] += sum[i];
+    if (dclass != nullptr && at < columns) dclass[at + i] += sum[i];
+  }
+}
+
+// The mean of a sample's first `count` tokens.
+template <class T, int N>
+__global__ void __launch_bounds__(kColumnThreads)
+    pool_kernel(const T* x, int64_t count, T* pooled, int64_t rows, int64_t columns) {
+  const int64_t at = (static_cast<int64_t>(blockIdx.y) * kColumnThreads + threadIdx.x) * N;
+  if (at >= columns) return;
+  const int64_t b = blockIdx.x;
+  float sum[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum[i] = -0.0f;  // so that a single token keeps its sign
+  for_rows<T, N>(x + b * rows * columns + at, count, columns, [&](int64_t, const Pack<T, N>& v) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum[i] += widen(v.v[i]);
+  });
+  Pack<T, N> out;
+#pragma unroll
+  for (int i = 0; i < N; ++i) out.v[i] = narrow<T>(sum[i] / static_cast<float>(count));
+  *reinterpret_cast<Pack<T, N>*>(pooled + b * columns + at) = out;
+}
+
+constexpr int kPoolRows = 16;  // that a block writes
+
+template <class T, int N>
+__global__ void __launch_bounds__(kColumnThreads)
+    pool_backward_kernel(const T* dpooled, bool mean, T* dx, int64_t rows, int64_t columns) {
+  const int64_t b = blockIdx.x, begin = static_cast<int64_t>(blockIdx.y) * kPoolRows;
+  const int64_t end = min(begin + kPoolRows, rows);
+  for (int64_t at = int64_t{threadIdx.x} * N; at < columns; at += kColumnThreads * N) {
+    auto g = *reinterpret_cast<const Pack<T, N>*>(dpooled + b * columns + at);
+    Pack<T, N> rest;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (mean) g.v[i] = narrow<T>(widen(g.v[i]) / static_cast<float>(rows));
+      rest.v[i] = mean ? g.v[i] : narrow<T>(0.0f);
+    }
+    for (int64_t t = begin; t < end; ++t)
+      *reinterpret_cast<Pack<T, N>*>(dx + (b * rows + t) * columns + at) = t == 0 ? g : rest;
+  }
+}
+
+// Calls f with the pack size: kPack where columns and addresses allow it, else 1.
+template <int kPack, class F, class... Addresses>
+void with_pack(int64_t columns, F&& f, const Addresses*... addresses) {
+  if (columns % kPack == 0 && (aligned<kPack>(addresses) && ...))
+    f(std::integral_constant<int, kPack>{});
+  else f(std::integral_constant<int, 1>{});
+}
+
+constexpr int64_t kMostBlocks = 65535;  // in y
+
+}  // namespace
+
+void CudaKernels::patchify(TensorView pictures, std::span<const double> mean,
+                           std::span<const double> std, int64_t patch_height, int64_t patch_width,
+                           TensorView patches, Stream& stream) {
+  shapes::patchify(pictures, mean.size(), std.size(), patch_height, patch_width, patches);
+  const int64_t width = pictures.shape[3], line = (width + 3) / 4 * 4 + kLinePadding;
+  VP_CHECK(line <= kMostLineBytes, "patchify: the GPU takes lines of up to {} pixels, not {}",
+           kMostLineBytes - kLinePadding, width);
+  if (pictures.elements() == 0) return;
+  const int64_t band = std::clamp<int64_t>(kBandBytes / line, 1, patch_height);
+  const Picture p = {static_cast<int>(pictures.shape[1]),
+                     static_cast<int>(pictures.shape[2]),
+                     static_cast<int>(width),
+                     static_cast<int>(patch_height),
+                     static_cast<int>(patch_width),
+                     static_cast<int>(band),
+                     static_cast<int>((patch_height + band - 1) / band)};
+  const double* means = context_.resident(mean);
+  const double* stds = context_.resident(std);
+  // What every part of a patch starts at and holds is a multiple of this.
+  const int64_t unit = std::gcd(patch_height * patch_width, band * patch_width);
+  visit(patches.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    T* out = as<T>(patches);
+    const auto fits = [&](int n) {
+      return unit % n == 0 && reinterpret_cast<uintptr_t>(out) % (n * sizeof(T)) == 0;
+    };
+    const cudaStream_t s = handle_of(stream);
+    if (fits(kWide<T>)) patchify_all<T, kWide<T>>(pictures, means, stds, p, out, s);
+    else if (fits(kWide<T> / 2)) patchify_all<T, kWide<T> / 2>(pictures, means, stds, p, out, s);
+    else patchify_all<T, 1>(pictures, means, stds, p, out, s);
+  });
+}
+
+void CudaKernels::add_position(TensorView tokens, TensorView class_token, TensorView position,
+                               TensorView out, Stream& stream) {
+  shapes::add_position(tokens, class_token, position, out);
+  const int64_t batch = tokens.shape[0], columns = tokens.shape[2];
+  const int64_t sample = (tokens.shape[1] + (class_token ? 1 : 0)) * columns;
+  if (batch * sample == 0) return;
+  visit(tokens.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const T *from = as<T>(tokens), *token = as<T>(class_token), *place = as<T>(position);
+    T* to = as<T>(out);
+    with_pack<kWide<T>>(
+        columns,
+        [&](auto pack) {
+          constexpr int N = decltype(pack)::value;
+          const dim3 grid(blocks_for(sample, kColumnThreads * N),
+                          blocks_for(batch, 4, kMostBlocks));
+          add_position_kernel<T, N><<<grid, kColumnThreads, 0, handle_of(stream)>>>(
+              from, token, place, to, batch, sample, columns);
+        },
+        from, token, place, to);
+    VP_LAUNCHED();
+  });
+}
+
+void CudaKernels::add_position_backward(TensorView dout, TensorView dtokens, TensorView dclass,
+                                        TensorView dposition, Stream& stream) {
+  shapes::add_position_backward(dout, dtokens, dclass, dposition);
+  const int64_t batch = dout.shape[0], rows = dout.shape[1], columns = dout.shape[2];
+  if (rows * columns == 0) return;
+  const int64_t first = dtokens ? (rows - dtokens.shape[1]) * columns : 0;
+  visit(dout.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const T* from = as<T>(dout);
+    T* to = as<T>(dtokens);
+    with_pack<kNarrow<T>>(
+        columns,
+        [&](auto pack) {
+          constexpr int N = decltype(pack)::value;
+          add_position_backward_kernel<T, N>
+              <<<blocks_for(rows * columns, kColumnThreads * N), kColumnThreads, 0,
+                 handle_of(stream)>>>(from, to, as<float>(dclass), as<float>(dposition), batch,
+                                      rows * columns, first, columns);
+        },
+        from, to);
+    VP_LAUNCHED();
+  });
+}
+
+void CudaKernels::pool(TensorView x, bool mean, TensorView pooled, Stream& stream) {
+  shapes::pool("pool", x, pooled);
+  const int64_t batch = x.shape[0], rows = x.shape[1], columns = x.shape[2];
+  if (x.elements() == 0) return;
+  visit(x.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const T* from = as<T>(x);
+    T* to = as<T>(pooled);
+    with_pack<kNarrow<T>>(
+        columns,
+        [&](auto pack) {
+          constexpr int N = decltype(pack)::value;
+          const dim3 grid(static_cast<unsigned>(batch), blocks_for(columns, kColumnThreads * N));
+          pool_kernel<T, N><<<grid, kColumnThreads, 0, handle_of(stream)>>>(from, mean ? rows : 1,
+                                                                            to, rows, columns);
+        },
+        from, to);
+    VP_LAUNCHED();
+  });
+}
+
+void CudaKernels::pool_backward(TensorView dpooled, bool mean, TensorView dx, Stream& stream) {
+  shapes::pool("pool_backward", dx, dpooled);
+  const int64_t batch = dx.shape[0], rows = dx.shape[1], columns = dx.shape[2];
+  if (dx.elements() == 0) return;
+  visit(dx.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const T* from = as<T>(dpooled);
+    T* to = as<T>(dx);
+    with_pack<kWide<T>>(
+        columns,
+        [&](auto pack) {
+          constexpr int N = decltype(pack)::value;
+          const dim3 grid(static_cast<unsigned>(batch), blocks_for(rows, kPoolRows));
+          pool_backward_kernel<T, N>
+              <<<grid, kColumnThreads, 0, handle_of(stream)>>>(from, mean, to, rows, columns);
+        },
+        from, to);
+    VP_LAUNCHED();
+  });
+}
+
+}  // namespace voltapile::cuda
