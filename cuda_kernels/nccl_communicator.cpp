@@ -38,7 +38,8 @@ ncclRedOp_t operation_of(Reduction op) {
 // Before NCCL first looks; what the user has set stays.
 void prepare_environment() {
   static const bool once = [] {
-    // Sums inside the switch: another order, and memory of the machine's that a crash leaves behind.
+    // Sums inside the switch: another order, and memory of the machine's that a crash leaves
+    // behind.
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     // All rings and trees when the communicator is made: memory is final before the first step.
     setenv("NCCL_RUNTIME_CONNECT", "0", 0);
@@ -68,8 +69,8 @@ struct Joined {
   std::string words;
 };
 
-// NCCL waits here for all ranks and cannot be told to stop. Should one be lost, the waiting thread is
-// left behind: the job ends.
+// NCCL waits here for all ranks and cannot be told to stop. Should one be lost, the waiting thread
+// is left behind: the job ends.
 ncclComm_t join(Communicator& host, const Context& context, const ncclUniqueId& id,
                 const std::string& label) {
   std::packaged_task<Joined()> task(
@@ -101,8 +102,8 @@ ncclComm_t join(Communicator& host, const Context& context, const ncclUniqueId& 
   const Joined joined = future.get();
   if (joined.code == ncclSuccess) return joined.comm;
   host.poll_error();  // a lost rank is the cause, and NCCL's complaint its echo
-  throw Error(ExitCode::failure, format("{}: {} ({})", label, ncclGetErrorString(joined.code),
-                                        joined.words));
+  throw Error(ExitCode::failure,
+              format("{}: {} ({})", label, ncclGetErrorString(joined.code), joined.words));
 }
 
 }  // namespace

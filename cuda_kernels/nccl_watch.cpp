@@ -210,8 +210,8 @@ void NcclWatch::Impl::abort_all(const std::string& why) {
   for (const auto& end : ends) {
     if (end->aborted()) continue;
     if (!end->retired_ && !end->context_->failed())
-      end->context_->fail(std::make_exception_ptr(
-          PeerFailure(format("{} was given up: {}", end->label(), why))));
+      end->context_->fail(
+          std::make_exception_ptr(PeerFailure(format("{} was given up: {}", end->label(), why))));
     end->aborted_.store(true);
     ncclCommAbort(end->comm_);
   }
@@ -240,9 +240,8 @@ void NcclWatch::Impl::free_retired(std::unique_lock<std::mutex>& lock) {
   std::set<const Context*> busy;
   for (const auto& end : ends)
     if (!end->retired_ || !end->is_quiet()) busy.insert(end->context_);
-  const auto rest = std::stable_partition(ends.begin(), ends.end(), [&](const auto& end) {
-    return busy.contains(end->context_);
-  });
+  const auto rest = std::stable_partition(
+      ends.begin(), ends.end(), [&](const auto& end) { return busy.contains(end->context_); });
   if (rest == ends.end()) return;
   const Ends gone(rest, ends.end());
   ends.erase(rest, ends.end());

@@ -105,8 +105,8 @@ void StagedCommunicator::spread(const TensorView& t, int root, Stream& stream) {
   });
 }
 
-// In rounds: the k-th pieces of all tensors that have one. Both ends of a transfer cut it alike, and
-// between two ranks messages keep their order.
+// In rounds: the k-th pieces of all tensors that have one. Both ends of a transfer cut it alike,
+// and between two ranks messages keep their order.
 void StagedCommunicator::swap(std::span<const Transfer> transfers, Stream& stream) {
   constexpr size_t kAlignment = 256;
   size_t longest = 0, slots = 0;

@@ -1,5 +1,5 @@
-// The twin of cuda_kernels/transport.cpp: linked when the build has no CUDA. Every device's memory is
-// the host's.
+// The twin of cuda_kernels/transport.cpp: linked when the build has no CUDA. Every device's memory
+// is the host's.
 #include "voltapile/comm/transport.hpp"
 
 namespace voltapile {

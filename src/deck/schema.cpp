@@ -229,8 +229,8 @@ void add_parallel(Schema& schema) {
                {.fallback = literal("\"auto\""),
                 .help = "How tensors travel between GPUs. nccl: directly, one rank a GPU. staged: "
                         "through the hosts' memory and MPI, for ranks that share a GPU and where "
-                        "there is no NCCL. \"auto\": nccl, unless ranks share a GPU; `train` prints "
-                        "what it became.",
+                        "there is no NCCL. \"auto\": nccl, unless ranks share a GPU; `train` "
+                        "prints what it became.",
                 .on_resume = OnResume::may_change,
                 .also = "comm communication",
                 .words = "mpi=staged host=staged"});

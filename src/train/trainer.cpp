@@ -104,9 +104,8 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
   std::unique_ptr<Device>& device = ranks.device;
   TransportChoice transport;
   agree(control, [&] { device = make_device(plan.deck, control, run_dir); });
-  agree(control, [&] {
-    transport = choose_transport(control, *device, plan.deck.parallel.transport);
-  });
+  agree(control,
+        [&] { transport = choose_transport(control, *device, plan.deck.parallel.transport); });
   say(format("{}: {} on {}, {} parameters, {} schedule", run_dir.string(), plan.mesh.text(),
              device->describe(),
              show_count(static_cast<double>(plan.architecture.parameter_count())),
@@ -162,9 +161,8 @@ EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions&
   std::unique_ptr<Device>& device = ranks.device;
   TransportChoice transport;
   agree(control, [&] { device = make_device(plan.deck, control, {}); });
-  agree(control, [&] {
-    transport = choose_transport(control, *device, plan.deck.parallel.transport);
-  });
+  agree(control,
+        [&] { transport = choose_transport(control, *device, plan.deck.parallel.transport); });
   Links& links = ranks.links =
       make_plan_links(plan, std::move(world), *device, transport.transport);
   std::unique_ptr<RankContext> context;

@@ -1,7 +1,7 @@
 // SEAM 2: ranks talk. Backends: solo, thread, mpi, dry; nccl and staged in cuda_kernels/.
-// A size-1 communicator is the identity; nobody asks "is tp > 1?". The host's backends (solo, thread,
-// mpi, and staged, which uses them) sum 16-bit types in f32 in rank order and round once, so all of
-// them give the same bits. nccl has an order of its own: see transport.hpp.
+// A size-1 communicator is the identity; nobody asks "is tp > 1?". The host's backends (solo,
+// thread, mpi, and staged, which uses them) sum 16-bit types in f32 in rank order and round once,
+// so all of them give the same bits. nccl has an order of its own: see transport.hpp.
 #pragma once
 #include <functional>
 #include <map>
@@ -82,8 +82,8 @@ class Communicator {
   std::string place;  // how messages call this rank: "rank 5 (pp1 dp0 tp1)" after make_links
 };
 
-// The communicators of one rank, one per axis *and lane*, and one per directed pipeline edge. All but
-// `world`, which is for control and knows host memory only, take the memory of the rank's device.
+// The communicators of one rank, one per axis *and lane*, and one per directed pipeline edge. All
+// but `world`, which is for control and knows host memory only, take the device's memory.
 struct Links {
   std::unique_ptr<Communicator> world;
   std::unique_ptr<Communicator> tensor;         // compute lane: collectives inside layers

@@ -51,8 +51,8 @@ class OnCarriers : public ::testing::TestWithParam<Ranks> {
 };
 
 inline const std::vector<Ranks> kEveryRanks = {
-    {Carrier::host, 1},   {Carrier::host, 2},   {Carrier::host, 3}, {Carrier::host, 4},
-    {Carrier::host, 5},   {Carrier::staged, 1}, {Carrier::staged, 2}, {Carrier::staged, 4},
-    {Carrier::nccl, 1},   {Carrier::nccl, 2},   {Carrier::nccl, 3}, {Carrier::nccl, 4}};
+    {Carrier::host, 1}, {Carrier::host, 2},   {Carrier::host, 3},   {Carrier::host, 4},
+    {Carrier::host, 5}, {Carrier::staged, 1}, {Carrier::staged, 2}, {Carrier::staged, 4},
+    {Carrier::nccl, 1}, {Carrier::nccl, 2},   {Carrier::nccl, 3},   {Carrier::nccl, 4}};
 
 }  // namespace voltapile::testing

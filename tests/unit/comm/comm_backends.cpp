@@ -77,8 +77,7 @@ TEST(Links, SplitTheWorldAlongEveryAxisAndEdge) {
     const int rank = world->rank();
     const Coord here = mesh.coord(rank);
     const auto device = make_cpu_device(1);
-    const Links links =
-        make_links(std::move(world), mesh, edges, *device, Transport::automatic);
+    const Links links = make_links(std::move(world), mesh, edges, *device, Transport::automatic);
     EXPECT_EQ(links.world->size(), 12);
     EXPECT_EQ(links.tensor->size(), 2);
     EXPECT_EQ(links.tensor->rank(), here.tp);
@@ -102,8 +101,7 @@ TEST(Links, SplitTheWorldAlongEveryAxisAndEdge) {
     const int rank = world->rank();
     const Coord here = mesh.coord(rank);
     const auto device = make_cpu_device(1);
-    const Links links =
-        make_links(std::move(world), mesh, edges, *device, Transport::automatic);
+    const Links links = make_links(std::move(world), mesh, edges, *device, Transport::automatic);
     const auto number = [&](int pp, int dp, int tp) {
       return std::to_string(mesh.rank({pp, dp, tp}));
     };

@@ -232,8 +232,7 @@ TEST_P(OnRanks, SplitOrdersByKeyAndLeavesOutNegativeColors) {
 TEST_P(OnRanks, GatherTextGivesEverybodyEverybodys) {
   on_ranks(GetParam(), [&](Communicator& world, const auto&) {
     for (size_t length : {0, 1, 10, 100000}) {
-      const auto texts =
-          world.gather_text(std::to_string(world.rank()) + std::string(length, '.'));
+      const auto texts = world.gather_text(std::to_string(world.rank()) + std::string(length, '.'));
       ASSERT_EQ(texts.size(), static_cast<size_t>(world.size()));
       for (int peer = 0; peer < world.size(); ++peer)
         EXPECT_EQ(texts[static_cast<size_t>(peer)],

@@ -142,8 +142,7 @@ TEST_F(OnOneGpu, NcclRefusesRanksThatShareIt) {
   spawn_ranks(3, [&](std::unique_ptr<Communicator> world) {
     const int rank = world->rank();
     const auto device = make_cuda_device({.local_rank = 0});
-    EXPECT_EQ(choose_transport(*world, *device, Transport::automatic).transport,
-              Transport::staged);
+    EXPECT_EQ(choose_transport(*world, *device, Transport::automatic).transport, Transport::staged);
     try {
       choose_transport(*world, *device, Transport::nccl);
     } catch (const Error& error) {

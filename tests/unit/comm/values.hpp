@@ -118,14 +118,16 @@ inline bool is_near_sum(const TensorView& got, const std::vector<Block>& inputs,
                                                       : 0x1p-53;
         double sum = 0, size = 0;
         for (const Block& input : inputs) {
-          const double value = static_cast<double>(static_cast<std::conditional_t<
-              sizeof(T) == 2, float, T>>(input.view().as<T>()[first + i]));
+          const double value =
+              static_cast<double>(static_cast<std::conditional_t<sizeof(T) == 2, float, T>>(
+                  input.view().as<T>()[first + i]));
           sum += value;
           size += std::abs(value);
         }
-        const double error = std::abs(static_cast<double>(
-                                 static_cast<std::conditional_t<sizeof(T) == 2, float, T>>(
-                                     got.as<T>()[i])) - sum);
+        const double error =
+            std::abs(static_cast<double>(static_cast<std::conditional_t<sizeof(T) == 2, float, T>>(
+                         got.as<T>()[i])) -
+                     sum);
         // Not "greater": a NaN fails.
         if (!(error <= unit * size * static_cast<double>(inputs.size()))) return false;
       }
