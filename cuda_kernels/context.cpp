@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 
 #include <dlfcn.h>
@@ -76,6 +77,10 @@ class Nvml {
 };
 
 Gpu find_gpu(const CudaOptions& options) {
+  // A lane may wait for host work that waits for another lane, of this rank or, where ranks are
+  // threads, of another: lanes must not share hardware queues, of which the default is 8. Read by the
+  // driver when it starts.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   int count = 0;
   if (const cudaError_t code = cudaGetDeviceCount(&count); code != cudaSuccess || count == 0) {
     throw Error(ExitCode::bad_input,
