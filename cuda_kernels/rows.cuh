@@ -3,8 +3,6 @@
 #pragma once
 #include <initializer_list>
 
-#include <cuda_pipeline_primitives.h>
-
 #include "launch.cuh"
 
 namespace voltapile::cuda {
