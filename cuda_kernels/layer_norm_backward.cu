@@ -291,7 +291,7 @@ bool run_in_registers(Context& context, const Backward<T>& a, const SumTargets& 
     return with(std::integral_constant<int, 4>{});
   } else {
     if (packs <= 32) return with(std::integral_constant<int, 1>{});
-    if (packs <= 64 || (packs > 128 && packs <= 512)) return with(std::integral_constant<int, 2>{});
+    if (packs <= 512) return with(std::integral_constant<int, 2>{});
     if (packs <= 4 * kThreads) return with(std::integral_constant<int, 4>{});
     return with(std::integral_constant<int, kMost>{});
   }
