@@ -12,13 +12,13 @@ namespace voltapile::cuda {
 
 }  // namespace voltapile::cuda
 
-#define VP_CUDA(call)                                                                 \
-  do {                                                                                \
-    if (const cudaError_t code = (call); code != cudaSuccess) [[unlikely]]            \
-      ::voltapile::cuda::throw_cuda(code, #call);                                     \
+#define VP_CUDA(call)                                                            \
+  do {                                                                           \
+    if (const cudaError_t vp_code = (call); vp_code != cudaSuccess) [[unlikely]] \
+      ::voltapile::cuda::throw_cuda(vp_code, #call);                             \
   } while (false)
-#define VP_CUBLAS(call)                                                               \
-  do {                                                                                \
-    if (const cublasStatus_t code = (call); code != CUBLAS_STATUS_SUCCESS) [[unlikely]] \
-      ::voltapile::cuda::throw_cublas(code, #call);                                   \
+#define VP_CUBLAS(call)                                                                       \
+  do {                                                                                        \
+    if (const cublasStatus_t vp_code = (call); vp_code != CUBLAS_STATUS_SUCCESS) [[unlikely]] \
+      ::voltapile::cuda::throw_cublas(vp_code, #call);                                        \
   } while (false)

@@ -6,6 +6,7 @@
 
 #include <dlfcn.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "voltapile/base/units.hpp"
 
@@ -22,6 +23,11 @@ using nvmlDevice_t = struct nvmlDevice_st*;
 struct nvmlMemory_t {
   unsigned long long total, free, used;  // bytes
 };
+struct nvmlProcessInfo_t {
+  unsigned int pid;
+  unsigned long long used;  // bytes
+  unsigned int gpu_instance, compute_instance;
+};
 constexpr int kNvmlSuccess = 0;
 
 class Nvml {
@@ -36,6 +42,19 @@ class Nvml {
     if (by_bus_id_(bus_id.c_str(), &device) != kNvmlSuccess) return 0;
     return memory_info_(device, &memory) == kNvmlSuccess ? memory.used : 0;
   }
+  // Of this process alone; empty where NVML cannot tell (a container hides process numbers).
+  std::optional<size_t> own_bytes(const std::string& bus_id) const {
+    nvmlDevice_t device;
+    std::array<nvmlProcessInfo_t, 256> processes;
+    auto count = static_cast<unsigned int>(processes.size());
+    if (by_bus_id_(bus_id.c_str(), &device) != kNvmlSuccess ||
+        processes_(device, &count, processes.data()) != kNvmlSuccess)
+      return {};
+    const auto self = static_cast<unsigned int>(getpid());
+    for (const nvmlProcessInfo_t& process : std::span(processes).first(count))
+      if (process.pid == self && process.used != ~0ULL) return process.used;
+    return {};
+  }
 
  private:
   Nvml() {
@@ -47,11 +66,13 @@ class Nvml {
     };
     int (*start)() = nullptr;
     ready_ = find(start, "nvmlInit_v2") && find(by_bus_id_, "nvmlDeviceGetHandleByPciBusId_v2") &&
-             find(memory_info_, "nvmlDeviceGetMemoryInfo") && start() == kNvmlSuccess;
+             find(memory_info_, "nvmlDeviceGetMemoryInfo") &&
+             find(processes_, "nvmlDeviceGetComputeRunningProcesses_v3") && start() == kNvmlSuccess;
   }
   bool ready_ = false;
   int (*by_bus_id_)(const char*, nvmlDevice_t*) = nullptr;
   int (*memory_info_)(nvmlDevice_t, nvmlMemory_t*) = nullptr;
+  int (*processes_)(nvmlDevice_t, unsigned int*, nvmlProcessInfo_t*) = nullptr;
 };
 
 Gpu find_gpu(const CudaOptions& options) {
@@ -112,17 +133,16 @@ struct Memory::State {
       if (bytes > 0) rows.emplace_back(bytes, name);
     std::sort(rows.rbegin(), rows.rend());
     std::string text;
-    for (const auto& [bytes, name] : rows)
-      text += format("\n  {:>10}  {}", text_of(bytes), name);
+    for (const auto& [bytes, name] : rows) text += format("\n  {:>10}  {}", text_of(bytes), name);
     return text;
   }
   void check(size_t more, std::string_view what) const {
     if (!limit || overhead + allocated + more <= *limit) return;
-    throw Error(ExitCode::does_not_fit,
-                format("{} needs {} more on {}, and memory.device_limit leaves {} of {}. Held:{}",
-                       what, text_of(more), gpu.name,
-                       text_of(*limit - std::min(*limit, overhead + allocated)), text_of(*limit),
-                       holders()));
+    throw Error(
+        ExitCode::does_not_fit,
+        format("{} needs {} more on {}, and memory.device_limit leaves {} of {}. Held:{}", what,
+               text_of(more), gpu.name, text_of(*limit - std::min(*limit, overhead + allocated)),
+               text_of(*limit), holders()));
   }
 };
 
@@ -134,9 +154,12 @@ Memory::Memory(const Gpu& gpu, std::optional<size_t> limit_bytes, size_t used_be
 }
 
 void Memory::measure_overhead(std::string_view what) {
-  const size_t used = used_bytes_of(state_->gpu.bus_id);
+  const Nvml* nvml = Nvml::instance();
+  const std::optional<size_t> own =
+      nvml == nullptr ? std::nullopt : nvml->own_bytes(state_->gpu.bus_id);
+  const size_t used = own ? *own : used_bytes_of(state_->gpu.bus_id);
   const std::lock_guard lock(state_->mutex);
-  const size_t known = state_->used_before + state_->allocated;
+  const size_t known = state_->allocated + (own ? 0 : state_->used_before);
   state_->overhead = used > known ? used - known : 0;
   state_->check(0, what);
 }
@@ -151,13 +174,15 @@ Buffer Memory::allocate(size_t bytes, std::string_view what) {
     if (code != cudaErrorMemoryAllocation) throw_cuda(code, "cudaMalloc");
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
-    throw Error(ExitCode::does_not_fit,
-                format("{} needs {} more on {}, which has {} of {} left. Held by this rank:{}", what,
-                       text_of(bytes), state_->gpu.name, text_of(free), text_of(total),
-                       state_->holders()));
+    throw Error(
+        ExitCode::does_not_fit,
+        format("{} needs {} more on {}, which has {} of {} left. Held by this rank:{}", what,
+               text_of(bytes), state_->gpu.name, text_of(free), text_of(total), state_->holders()));
   }
-  VP_CUDA(cudaMemset(data, 0xff, rounded));
-  VP_CUDA(cudaDeviceSynchronize());
+  // Waits for itself alone: another rank of this process may share the GPU, and its lanes may wait
+  // for this one.
+  VP_CUDA(cudaMemsetAsync(data, 0xff, rounded, cudaStreamPerThread));
+  VP_CUDA(cudaStreamSynchronize(cudaStreamPerThread));
   state_->allocated += bytes;
   state_->by_name[std::string(what)] += bytes;
   return Buffer(data, bytes, [state = state_, bytes, what = std::string(what)](void* p) {

@@ -37,8 +37,7 @@ class Memory {
   Buffer allocate(size_t bytes, std::string_view what);
   Buffer allocate_host(size_t bytes, std::string_view what);
   size_t allocated_bytes() const;
-  // Of this process on the GPU: what was allocated, and what the driver and its libraries hold.
-  // Measured when the device was made, and again by measure_overhead.
+  // What the driver and its libraries hold for this process besides, as last measured.
   size_t overhead_bytes() const;
   // After libraries have taken memory of their own (NCCL): counts it, and checks the limit.
   void measure_overhead(std::string_view what);

@@ -1,5 +1,6 @@
 #include <chrono>
 #include <unordered_map>
+#include <utility>
 
 #include "voltapile/base/clock.hpp"
 #include "voltapile/base/units.hpp"
@@ -31,6 +32,7 @@ class CudaDevice final : public Device {
   }
 
   ~CudaDevice() override {
+    fail("the device is gone");  // host work that has not started is dropped
     for (auto& [key, recorded] : recorded_)
       if (recorded.graph != nullptr) cudaGraphExecDestroy(recorded.graph);
     for (auto& stream : streams_) stream.reset();
@@ -52,6 +54,7 @@ class CudaDevice final : public Device {
     return context_.memory().allocate_host(bytes, what);
   }
   size_t allocated_bytes() const override { return context_.memory().allocated_bytes(); }
+  size_t overhead_bytes() const override { return context_.memory().overhead_bytes(); }
 
   Stream& stream(Lane lane) override { return *streams_[static_cast<size_t>(lane)]; }
   Event record(Stream& stream) override { return on(stream).record(); }
@@ -65,10 +68,11 @@ class CudaDevice final : public Device {
       if (tries > 2000) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     if (context_.failed()) std::rethrow_exception(context_.failure());
+    // Graphs, and code that was loaded at its first use, take memory of the driver's.
+    if (std::exchange(recorded_more_, false)) context_.memory().measure_overhead("recorded work");
   }
   void copy(void* dst, const void* src, size_t bytes, Stream& stream) override {
-    if (bytes > 0)
-      VP_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, handle_of(stream)));
+    if (bytes > 0) VP_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, handle_of(stream)));
   }
   void mark(Stream& stream, double* seconds) override {
     mark_time(clock_, seconds, handle_of(stream));
@@ -96,6 +100,7 @@ class CudaDevice final : public Device {
       VP_CUDA(cudaGraphInstantiate(&recorded.graph, graph, 0));
       VP_CUDA(cudaGraphDestroy(graph));
       VP_CUDA(cudaGraphUpload(recorded.graph, handle_of(stream)));
+      recorded_more_ = true;
     }
     VP_CUDA(cudaGraphLaunch(recorded.graph, handle_of(stream)));
   }
@@ -120,6 +125,7 @@ class CudaDevice final : public Device {
   CudaKernels kernels_;
   std::array<std::unique_ptr<CudaStream>, kLaneCount> streams_;
   std::unordered_map<uint64_t, Recorded> recorded_;
+  bool recorded_more_ = false;
   GpuClock clock_;
 };
 

@@ -45,9 +45,10 @@ class CudaKernels final : public Kernels {
   void residual_backward(TensorView dy, TensorView branch, TensorView bias, TensorView scale,
                          const DropPath& drop, TensorView dbranch, TensorView dbias,
                          TensorView dscale, Stream& stream) override;
-  void attention(TensorView qkv, TensorView lengths, TensorView out, TensorView lse, Stream& stream) override;
-  void attention_backward(TensorView dout, TensorView qkv, TensorView lengths, TensorView out, TensorView lse,
-                          TensorView dqkv, Stream& stream) override;
+  void attention(TensorView qkv, TensorView lengths, TensorView out, TensorView lse,
+                 Stream& stream) override;
+  void attention_backward(TensorView dout, TensorView qkv, TensorView lengths, TensorView out,
+                          TensorView lse, TensorView dqkv, Stream& stream) override;
   void qk_norm(TensorView qkv, TensorView gamma_q, TensorView beta_q, TensorView gamma_k,
                TensorView beta_k, double eps, TensorView out, TensorView stats,
                Stream& stream) override;
@@ -82,6 +83,10 @@ class CudaKernels final : public Kernels {
   void adamw(TensorView gradients, TensorView master, TensorView m, TensorView v,
              TensorView weights, std::span<const Range> decayed, const AdamW&,
              const StepState* state, Stream& stream) override;
+  void quantise_8bit(TensorView x, const Rounding&, TensorView codes, TensorView scales,
+                     Stream& stream) override;
+  void dequantise_8bit(TensorView codes, TensorView scales, TensorView y, Stream& stream) override;
+  void dropout(TensorView x, const Dropout&, TensorView y, Stream& stream) override;
 
  private:
   Context& context_;

@@ -1,11 +1,11 @@
-// What kernels share: types, wide loads, reductions in a fixed order, launch checks. Included by .cu
-// files only.
+// What kernels share: types, wide loads, reductions in a fixed order, launch checks. Included by
+// .cu files only.
 #pragma once
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 #include <cstdint>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "voltapile/base/philox.hpp"
 #include "voltapile/base/tensor_view.hpp"
@@ -25,7 +25,8 @@ void visit(DType type, F&& f) {
     case DType::f16: return f(__half{});
     case DType::bf16: return f(__nv_bfloat16{});
     case DType::f32: return f(float{});
-    default: VP_CHECK(false, "the cuda device computes in f16, bf16 and f32, not {}", name_of(type));
+    default:
+      VP_CHECK(false, "the cuda device computes in f16, bf16 and f32, not {}", name_of(type));
   }
 }
 template <class T>
@@ -59,6 +60,11 @@ struct alignas(sizeof(T) * N) Pack {
 // Numbers in 16 bytes.
 template <class T>
 inline constexpr int kWide = 16 / sizeof(T);
+// Whether packs of N start at the address.
+template <int N, class T>
+bool aligned(const T* address) {
+  return reinterpret_cast<uintptr_t>(address) % (sizeof(T) * N) == 0;
+}
 
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll

@@ -13,8 +13,12 @@ WaitValue wait_value() {
   static const WaitValue function = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
     VP_CUDA(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &found, 12000,
                                              cudaEnableDefault, &result));
+#else
+    VP_CUDA(cudaGetDriverEntryPoint("cuStreamWaitValue32", &found, cudaEnableDefault, &result));
+#endif
     VP_CHECK(found != nullptr, "the CUDA driver has no cuStreamWaitValue32");
     return reinterpret_cast<WaitValue>(found);
   }();
@@ -115,8 +119,8 @@ void CudaStream::run_on_host(std::function<void()> work) {
     if (!worker_.joinable()) worker_ = std::thread([this] { this->work(); });
   }
   arrived_.notify_one();
-  const CUresult code = wait_value()(stream_, reinterpret_cast<CUdeviceptr>(flag), number,
-                                     CU_STREAM_WAIT_VALUE_GEQ);
+  const CUresult code =
+      wait_value()(stream_, reinterpret_cast<CUdeviceptr>(flag), number, CU_STREAM_WAIT_VALUE_GEQ);
   VP_CHECK(code == CUDA_SUCCESS, "cuStreamWaitValue32 failed with {}", static_cast<int>(code));
 }
 
@@ -138,9 +142,7 @@ void CudaStream::work() {
       }
       VP_CUDA(code);
       if (!context_.failed()) task.work();
-    } catch (...) {
-      context_.fail(std::current_exception());
-    }
+    } catch (...) { context_.fail(std::current_exception()); }
     task.work = nullptr;
     {
       const std::lock_guard events(mutex_);

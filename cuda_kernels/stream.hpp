@@ -20,8 +20,8 @@ class CudaStream final : public Stream {
   cudaStream_t handle() const { return stream_; }
   void run_on_host(std::function<void()> work) override;
   Event record();
-  void wait(Event event);           // later work waits for another stream's event
-  bool done(uint64_t ticket);       // asks the GPU; throws what it failed with
+  void wait(Event event);      // later work waits for another stream's event
+  bool done(uint64_t ticket);  // asks the GPU; throws what it failed with
   uint64_t recorded() const { return recorded_; }
   bool host_work_done() const;
 

@@ -125,8 +125,8 @@ void Block::attention_core_backward(const Views& v, const TensorView& dattention
   const BlockParameters& g = v.gradients;
   const BlockSaved& s = v.saved;
   const TensorView normed = w.q_norm_weight && s.qkv_normed ? s.qkv_normed : qk_normed(v);
-  c.kernels->attention_backward(as_heads(dattention), as_qkv(normed), {}, as_heads(s.attention), s.lse,
-                                as_qkv(dqkv), *c.stream);
+  c.kernels->attention_backward(as_heads(dattention), as_qkv(normed), {}, as_heads(s.attention),
+                                s.lse, as_qkv(dqkv), *c.stream);
   if (!w.q_norm_weight) return;
   c.kernels->qk_norm_backward(as_qkv(dqkv), as_qkv(s.qkv), w.q_norm_weight, w.k_norm_weight,
                               s.qk_stats, as_qkv(dqkv), g.q_norm_weight, g.q_norm_bias,

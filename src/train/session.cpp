@@ -19,6 +19,14 @@ int local_ranks(Communicator& world) {
   return world.size();
 }
 
+// This rank's number among them.
+int local_rank(Communicator& world) {
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}) {
+    if (const char* value = std::getenv(name)) return std::max(0, std::atoi(value));
+  }
+  return world.rank();
+}
+
 }  // namespace
 
 bool reads_pictures(const Plan& plan, int rank) {
@@ -79,13 +87,25 @@ int host_threads(const Deck& deck, Communicator& world) {
   return std::max(1, cores / local_ranks(world));
 }
 
-std::unique_ptr<Device> make_device(const Deck& deck, Communicator& world) {
-  if (deck.run.device == DeviceKind::cuda)
-    return make_cuda_device(world.rank() % local_ranks(world));
-  return make_cpu_device(host_threads(deck, world));
+std::unique_ptr<Device> make_device(const Deck& deck, Communicator& world,
+                                    const std::filesystem::path& run_dir) {
+  if (deck.run.device == DeviceKind::cpu) return make_cpu_device(host_threads(deck, world));
+  CudaOptions options{
+      .local_rank = local_rank(world),
+      .working = deck.precision.type,
+      .tf32 = deck.precision.tf32,
+      .kernels =
+          deck.run.gpu_kernels == GpuKernels::volta ? KernelPath::volta : KernelPath::automatic,
+  };
+  if (!run_dir.empty())
+    options.tuning_file = run_dir / "tuning" / format("rank_{:05}.txt", world.rank());
+  if (const auto limit = deck.memory.device_limit_bytes)
+    options.memory_limit_bytes = static_cast<size_t>(*limit);
+  return make_cuda_device(options);
 }
 
-Links make_plan_links(const Plan& plan, std::unique_ptr<Communicator> world) {
+Links make_plan_links(const Plan& plan, std::unique_ptr<Communicator> world, Device& device,
+                      Transport transport) {
   std::set<std::pair<int, int>> edges;
   for (size_t chunk = 1; chunk < plan.chunks.size(); ++chunk) {
     const int before = plan.chunks[chunk - 1].rank, here = plan.chunks[chunk].rank;
@@ -93,7 +113,7 @@ Links make_plan_links(const Plan& plan, std::unique_ptr<Communicator> world) {
     edges.insert({before, here});
     edges.insert({here, before});
   }
-  return make_links(std::move(world), plan.mesh, {edges.begin(), edges.end()});
+  return make_links(std::move(world), plan.mesh, {edges.begin(), edges.end()}, device, transport);
 }
 
 Evaluator::Evaluator(RankContext& context, OpenedSource test)

@@ -1,10 +1,12 @@
 // Private to train: what training and evaluation both need of one rank, built in the order in which
 // it depends.
 #pragma once
+#include <filesystem>
 #include <memory>
 #include <vector>
 
 #include "voltapile/comm/communicator.hpp"
+#include "voltapile/comm/transport.hpp"
 #include "voltapile/data/data.hpp"
 #include "voltapile/train/engine.hpp"
 #include "voltapile/train/metrics.hpp"
@@ -36,10 +38,13 @@ BatchRing make_ring(const RankContext& context, const Phase& phase, int batches)
 
 // CPU threads of one rank: run.threads, or this machine's cores divided among its ranks.
 int host_threads(const Deck& deck, Communicator& world);
-// The device that the deck names.
-std::unique_ptr<Device> make_device(const Deck& deck, Communicator& world);
+// The device that the deck names. What it learns about this machine is kept in `run_dir`, if
+// that is given.
+std::unique_ptr<Device> make_device(const Deck& deck, Communicator& world,
+                                    const std::filesystem::path& run_dir);
 // Links for this plan's mesh and chunk table.
-Links make_plan_links(const Plan& plan, std::unique_ptr<Communicator> world);
+Links make_plan_links(const Plan& plan, std::unique_ptr<Communicator> world, Device& device,
+                      Transport transport);
 
 // Evaluation of the weights now in `context`; every picture counted once. Collective.
 class Evaluator {

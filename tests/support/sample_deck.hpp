@@ -43,7 +43,8 @@ inline Deck sample_deck() {
   d.precision = {.type = DType::f32,
                  .loss_scale = std::nullopt,
                  .initial_loss_scale = 65536,
-                 .growth_interval = 2000};
+                 .growth_interval = 2000,
+                 .tf32 = false};
   d.optimizer = {.name = "adamw",
                  .lr = 1e-3,
                  .min_lr = 0,

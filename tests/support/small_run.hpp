@@ -81,6 +81,9 @@ struct RunOutcome {
 inline RunOutcome run_as_threads(const std::string& text, std::vector<std::string> overrides,
                                  const std::filesystem::path& folder, bool fresh = false) {
   overrides.push_back(format("run.dir=\"{}\"", folder.string()));
+  // The same tests on another device.
+  if (const char* device = std::getenv("VOLTAPILE_TEST_DEVICE"))
+    overrides.push_back(format("run.device=\"{}\"", device));
   const Deck deck = parse_deck(text, "test.toml", overrides);
   RunOutcome outcome;
   spawn_ranks(ranks_of(deck), [&](std::unique_ptr<Communicator> world) {

@@ -13,12 +13,16 @@
 namespace voltapile {
 
 enum class DeviceKind { cpu, cuda };
+enum class GpuKernels { automatic, volta };
 enum class Home { device, host, nvme };
 enum class Pool { mean, token };
 enum class Position { learned, sine2d };
 enum class Recompute { none, layers, selective };
 enum class ActivationStore { working, int8, host };
 enum class GradientStore { automatic, f32, working };
+// nccl: from GPU to GPU, one rank a GPU. staged: through pinned host memory and the host's
+// communicator, for ranks that share a GPU and for clusters without NCCL.
+enum class Transport { automatic, nccl, staged };
 enum class Sequence { automatic, on, off };
 enum class DataFormat { synthetic, idx, folder, tar, hdf5 };
 enum class LearningRateSchedule { constant, cosine, linear };
@@ -33,6 +37,7 @@ struct Deck {
     std::optional<double> walltime_seconds;
     int threads{};    // CPU threads per rank; 0 = automatic
     int log_every{};  // steps between progress lines
+    GpuKernels gpu_kernels{};
     bool operator==(const Run&) const = default;
   } run;
   struct Model {
@@ -58,6 +63,7 @@ struct Deck {
     std::string schedule;       // a builder's name, or "file"
     int chunks{};               // chunks per pipeline rank
     std::string schedule_file;  // resolved against the deck's folder
+    Transport transport{};
     bool operator==(const Parallel&) const = default;
   } parallel;
   struct Batch {
@@ -69,6 +75,7 @@ struct Deck {
     std::optional<double> loss_scale;  // fixed value; empty = dynamic
     double initial_loss_scale{};
     int64_t growth_interval{};  // good steps before a dynamic scale doubles
+    bool tf32{};
     bool operator==(const Precision&) const = default;
   } precision;
   struct Optimizer {
