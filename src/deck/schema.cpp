@@ -222,6 +222,18 @@ void add_parallel(Schema& schema) {
        .help = "Order of forward and backward on the pipeline. gpipe, 1f1b and zero_bubble_h1 take "
                "one chunk a rank; interleaved needs micro-batches in multiples of pipeline.",
        .on_resume = OnResume::may_change});
+  parallel.add("transport", &P::transport,
+               Choice<Transport>{{{"auto", Transport::automatic},
+                                  {"nccl", Transport::nccl},
+                                  {"staged", Transport::staged}}},
+               {.fallback = literal("\"auto\""),
+                .help = "How tensors travel between GPUs. nccl: directly, one rank a GPU. staged: "
+                        "through the hosts' memory and MPI, for ranks that share a GPU and where "
+                        "there is no NCCL. \"auto\": nccl, unless ranks share a GPU; `train` "
+                        "prints what it became.",
+                .on_resume = OnResume::may_change,
+                .also = "comm communication",
+                .words = "mpi=staged host=staged"});
 }
 
 void add_batch(Schema& schema) {

@@ -21,9 +21,11 @@ int64_t total_steps(const Deck& deck, int64_t samples) {
   return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(exact - 1e-9)));
 }
 
-// What ties a rank to the others; it outlives everything that communicates.
+// What ties a rank to the others; it outlives everything that communicates. Links go before the
+// device: when they are torn down by an exception they let go its lanes, which may wait for others.
 struct Ranks {
   std::unique_ptr<Communicator> world;  // until links take it over
+  std::unique_ptr<Device> device;
   Links links;
 
   Communicator& control() { return world ? *world : *links.world; }
@@ -99,13 +101,20 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
   };
   Communicator& control = *world;
   const int rank = control.rank();
-  std::unique_ptr<Device> device;
+  std::unique_ptr<Device>& device = ranks.device;
+  TransportChoice transport;
   agree(control, [&] { device = make_device(plan.deck, control, run_dir); });
+  agree(control,
+        [&] { transport = choose_transport(control, *device, plan.deck.parallel.transport); });
   say(format("{}: {} on {}, {} parameters, {} schedule", run_dir.string(), plan.mesh.text(),
              device->describe(),
              show_count(static_cast<double>(plan.architecture.parameter_count())),
              plan.deck.parallel.schedule));
   for (const std::string& note : plan.notes) say("  " + note);
+  if (!transport.why.empty()) {
+    say(format("  parallel.transport = \"auto\" became \"{}\": {}",
+               transport.transport == Transport::nccl ? "nccl" : "staged", transport.why));
+  }
   say(format("  data.workers: {} to read pictures", reading_threads(plan.deck)));
   say(checkpoint
           ? format("continuing from {} (step {} of {})", checkpoint->string(), stored->step, total)
@@ -113,7 +122,8 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
                    plan.deck.batch.global, show_grouped(data.samples)));
   if (folder && checkpoint)
     for (const std::string& change : folder->changes()) say("  changed: " + change);
-  Links& links = ranks.links = make_plan_links(plan, std::move(world));
+  Links& links = ranks.links =
+      make_plan_links(plan, std::move(world), *device, transport.transport);
   std::unique_ptr<RankContext> context;
   std::unique_ptr<Training> training;
   agree(control, [&] {
@@ -148,9 +158,13 @@ EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions&
   });
   Communicator& control = *world;
   const int rank = control.rank();
-  std::unique_ptr<Device> device;
+  std::unique_ptr<Device>& device = ranks.device;
+  TransportChoice transport;
   agree(control, [&] { device = make_device(plan.deck, control, {}); });
-  Links& links = ranks.links = make_plan_links(plan, std::move(world));
+  agree(control,
+        [&] { transport = choose_transport(control, *device, plan.deck.parallel.transport); });
+  Links& links = ranks.links =
+      make_plan_links(plan, std::move(world), *device, transport.transport);
   std::unique_ptr<RankContext> context;
   std::unique_ptr<Evaluator> evaluator;
   agree(control, [&] {
@@ -168,7 +182,7 @@ auto in_step(std::unique_ptr<Communicator> world, Run&& run)
     -> decltype(run(std::declval<Ranks&>())) {
   std::exception_ptr shared;
   {
-    Ranks ranks{std::move(world), {}};
+    Ranks ranks{std::move(world), nullptr, {}};
     try {
       return run(ranks);
     } catch (const SharedError&) { shared = std::current_exception(); }

@@ -25,6 +25,9 @@ class RandomDeck {
     draw_model(deck.model);
     deck.loss.label_smoothing = real(0, 0.9);
     draw_parallel(deck.parallel);
+    deck.parallel.transport = deck.run.device == DeviceKind::cuda
+                                  ? pick({Transport::automatic, Transport::nccl, Transport::staged})
+                                  : pick({Transport::automatic, Transport::staged});
     deck.batch.global = integer(1, 1 << 24);
     deck.batch.micro = integer(1, std::min<int64_t>(deck.batch.global, 1 << 20));
     draw_numbers(deck);
