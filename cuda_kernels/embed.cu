@@ -9,23 +9,38 @@ namespace {
 // --- patches: a block reads some lines of one channel, as wide as the picture, and writes their
 // part of every patch in them.
 
+constexpr int64_t kMostBlocks = 65535;  // in y
+
 constexpr int kPatchThreads = 256;
 constexpr int64_t kBandBytes = 16384;  // of pixels held by a block, if a line is not longer
-constexpr int64_t kMostLineBytes = 49152 - 64;
+constexpr int64_t kMostLineBytes = 49152;
 constexpr int kLinePadding = 4;  // so that lines start in different banks
 
-struct Picture {
+// Quotients of numbers below 2^16.
+class Divide {
+ public:
+  explicit Divide(int64_t by) : factor_(((uint64_t{1} << 32) + by - 1) / by) {}
+  __device__ __forceinline__ int operator()(int n) const {
+    return static_cast<int>((static_cast<uint64_t>(n) * factor_) >> 32);
+  }
+
+ private:
+  uint64_t factor_;
+};
+
+struct Lines {
   int channels, height, width;
   int patch_height, patch_width;
-  int band;   // lines held at a time
-  int bands;  // of them in a patch
+  int band;                                                          // lines held at a time
+  int bands;                                                         // of them in a patch
+  int stride() const { return (width + 3) / 4 * 4 + kLinePadding; }  // in shared memory, bytes
 };
 
 // (pixel/255 - mean) / std as pixel * scale + shift, each in two floats: within one rounding of
 // what double arithmetic gives.
 struct Normalise {
   float scale, scale_rest, shift, shift_rest;
-  __device__ void set(double mean, double std) {
+  void set(double mean, double std) {
     const double a = 1.0 / (255.0 * std), b = -mean / std;
     scale = static_cast<float>(a);
     scale_rest = static_cast<float>(a - scale);
@@ -37,55 +52,56 @@ struct Normalise {
     return fmaf(p, scale, shift) + fmaf(p, scale_rest, shift_rest);
   }
 };
+// Of the channels of one launch.
+constexpr int kLaunchChannels = 16;
+struct NormaliseChannels {
+  Normalise of[kLaunchChannels];
+};
 
-// N outputs are stored at once; V neighbouring pixels of them are read at once.
+// Grid: pictures, bands of the picture, channels from `first_channel`. N outputs are stored at
+// once; V neighbouring pixels of them are read at once.
 template <class T, int N, int V>
 __global__ void __launch_bounds__(kPatchThreads)
-    patchify_kernel(const uint8_t* pictures, const double* means, const double* stds, Picture p,
-                    T* patches) {
+    patchify_kernel(const uint8_t* pictures, const __grid_constant__ NormaliseChannels channels,
+                    int first_channel, Lines p, int stride, Divide by_band, Divide by_part,
+                    Divide by_last_part, Divide by_width, T* patches) {
   extern __shared__ __align__(16) uint8_t lines[];
-  __shared__ Normalise shared_normalise;
-  const int across = p.width / p.patch_width, down = p.height / p.patch_height;
-  int64_t index = blockIdx.x;
-  const int band = static_cast<int>(index % p.bands);
-  index /= p.bands;
-  const int i = static_cast<int>(index % down);
-  index /= down;
-  const int channel = static_cast<int>(index % p.channels);
-  const int64_t picture = index / p.channels;
+  const int across = by_width(p.width), down = p.height / p.patch_height;
+  const int64_t picture = blockIdx.x, channel = first_channel + blockIdx.z;
+  const int i = by_band(blockIdx.y), band = blockIdx.y - i * p.bands;
   const int first_line = band * p.band;
+  const bool last = band == p.bands - 1;
   const int count = min(p.band, p.patch_height - first_line);
 
-  if (threadIdx.x == 0) shared_normalise.set(means[channel], stds[channel]);
-  const int stride = (p.width + 3) / 4 * 4 + kLinePadding;
-  const uint8_t* source = pictures + ((picture * p.channels + channel) * p.height +
-                                      int64_t{i} * p.patch_height + first_line) *
-                                         p.width;
+  const uint8_t* source =
+      pictures +
+      ((picture * p.channels + channel) * p.height + i * p.patch_height + first_line) * p.width;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (p.width % 4 == 0 && reinterpret_cast<uintptr_t>(source) % 4 == 0) {
-    const int words = p.width / 4;
-    for (int at = threadIdx.x; at < count * words; at += kPatchThreads)
-      *reinterpret_cast<uint32_t*>(lines + at / words * stride + at % words * 4) =
-          reinterpret_cast<const uint32_t*>(source)[at];
+    for (int y = warp; y < count; y += kPatchThreads / 32)
+#pragma unroll 2
+      for (int x = 4 * lane; x < p.width; x += 4 * 32)
+        *reinterpret_cast<uint32_t*>(lines + y * stride + x) =
+            *reinterpret_cast<const uint32_t*>(source + y * p.width + x);
   } else {
-    for (int at = threadIdx.x; at < count * p.width; at += kPatchThreads)
-      lines[at / p.width * stride + at % p.width] = source[at];
+    for (int y = warp; y < count; y += kPatchThreads / 32)
+      for (int x = lane; x < p.width; x += 32) lines[y * stride + x] = source[y * p.width + x];
   }
   __syncthreads();
-  const Normalise normalise = shared_normalise;
+  const Normalise normalise = channels.of[blockIdx.z];
 
   const int part = count * p.patch_width;  // of a patch, in this band
   const int64_t columns = int64_t{p.channels} * p.patch_height * p.patch_width;
   T* target = patches + (picture * down + i) * across * columns +
-              (int64_t{channel} * p.patch_height + first_line) * p.patch_width;
+              (channel * p.patch_height + first_line) * p.patch_width;
   for (int at = threadIdx.x * N; at < across * part; at += kPatchThreads * N) {
-    const int patch = at / part, inside = at % part;
-    int y = inside / p.patch_width, x = inside % p.patch_width;
+    const int patch = last ? by_last_part(at) : by_part(at), inside = at - patch * part;
+    int y = by_width(inside), x = inside - y * p.patch_width;
     Pack<T, N> out;
 #pragma unroll
     for (int n = 0; n < N; n += V) {
-      const uint8_t* pixel = lines + y * stride + patch * p.patch_width + x;
-      Pack<uint8_t, V> read;
-      read = *reinterpret_cast<const Pack<uint8_t, V>*>(pixel);
+      const auto read = *reinterpret_cast<const Pack<uint8_t, V>*>(lines + y * stride +
+                                                                   patch * p.patch_width + x);
 #pragma unroll
       for (int v = 0; v < V; ++v) out.v[n + v] = narrow<T>(normalise(read.v[v]));
       x += V;
@@ -96,27 +112,38 @@ __global__ void __launch_bounds__(kPatchThreads)
 }
 
 template <class T, int N>
-void patchify_all(const TensorView& pictures, const double* means, const double* stds,
-                  const Picture& p, T* patches, cudaStream_t stream) {
-  const int64_t blocks =
-      pictures.shape[0] * p.channels * (p.height / p.patch_height) * int64_t{p.bands};
-  if (blocks == 0) return;
-  const int shared = p.band * ((p.width + 3) / 4 * 4 + kLinePadding);
-  const auto go = [&](auto run) {
-    constexpr int V = decltype(run)::value;
-    patchify_kernel<T, N, V><<<static_cast<unsigned>(blocks), kPatchThreads, shared, stream>>>(
-        as<const uint8_t>(pictures), means, stds, p, patches);
-  };
-  if (N % 4 == 0 && p.patch_width % 4 == 0) go(std::integral_constant<int, std::min(N, 4)>{});
-  else if (N % 2 == 0 && p.patch_width % 2 == 0) go(std::integral_constant<int, std::min(N, 2)>{});
-  else go(std::integral_constant<int, 1>{});
-  VP_LAUNCHED();
+void patchify_all(const TensorView& pictures, std::span<const double> means,
+                  std::span<const double> stds, const Lines& p, T* patches, cudaStream_t stream) {
+  const Divide by_band(p.bands), by_part(int64_t{p.band} * p.patch_width),
+      by_last_part((int64_t{p.patch_height} - (p.bands - 1) * p.band) * p.patch_width),
+      by_width(p.patch_width);
+  for (int first = 0; first < p.channels; first += kLaunchChannels) {
+    const int count = std::min(kLaunchChannels, p.channels - first);
+    NormaliseChannels channels;
+    for (int c = 0; c < count; ++c)
+      channels.of[c].set(means[static_cast<size_t>(first + c)],
+                         stds[static_cast<size_t>(first + c)]);
+    const dim3 grid(static_cast<unsigned>(pictures.shape[0]),
+                    static_cast<unsigned>(p.height / p.patch_height * p.bands),
+                    static_cast<unsigned>(count));
+    const auto go = [&](auto run) {
+      constexpr int V = decltype(run)::value;
+      patchify_kernel<T, N, V><<<grid, kPatchThreads, p.band * p.stride(), stream>>>(
+          as<const uint8_t>(pictures), channels, first, p, p.stride(), by_band, by_part,
+          by_last_part, by_width, patches);
+    };
+    if (N % 4 == 0 && p.patch_width % 4 == 0) go(std::integral_constant<int, std::min(N, 4)>{});
+    else if (N % 2 == 0 && p.patch_width % 2 == 0)
+      go(std::integral_constant<int, std::min(N, 2)>{});
+    else go(std::integral_constant<int, 1>{});
+    VP_LAUNCHED();
+  }
 }
 
 // --- sums over the batch or over tokens: a thread adds a few columns up, in order.
 
 constexpr int kColumnThreads = 128;
-constexpr int kAhead = 8;  // rows whose loads are in flight
+constexpr int kAhead = 16;  // rows whose loads are in flight
 
 // 8 bytes a thread: few columns must still fill the GPU.
 template <class T>
@@ -125,15 +152,16 @@ inline constexpr int kNarrow = 8 / sizeof(T);
 // body(k, Pack) for k in [0, count), in order, of packs `stride` elements apart.
 template <class T, int N, class F>
 __device__ __forceinline__ void for_rows(const T* from, int64_t count, int64_t stride, F&& body) {
-  for (int64_t k = 0; k < count; k += kAhead) {
+  int64_t k = 0;
+  for (; k + kAhead <= count; k += kAhead) {
     Pack<T, N> row[kAhead];
 #pragma unroll
     for (int u = 0; u < kAhead; ++u)
-      if (k + u < count) row[u] = *reinterpret_cast<const Pack<T, N>*>(from + (k + u) * stride);
+      row[u] = *reinterpret_cast<const Pack<T, N>*>(from + (k + u) * stride);
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u)
-      if (k + u < count) body(k + u, row[u]);
+    for (int u = 0; u < kAhead; ++u) body(k + u, row[u]);
   }
+  for (; k < count; ++k) body(k, *reinterpret_cast<const Pack<T, N>*>(from + k * stride));
 }
 
 template <class T, int N>
@@ -229,30 +257,23 @@ void with_pack(int64_t columns, F&& f, const Addresses*... addresses) {
   else f(std::integral_constant<int, 1>{});
 }
 
-constexpr int64_t kMostBlocks = 65535;  // in y
-
 }  // namespace
 
 void CudaKernels::patchify(TensorView pictures, std::span<const double> mean,
                            std::span<const double> std, int64_t patch_height, int64_t patch_width,
                            TensorView patches, Stream& stream) {
   shapes::patchify(pictures, mean.size(), std.size(), patch_height, patch_width, patches);
-  const int64_t width = pictures.shape[3], line = (width + 3) / 4 * 4 + kLinePadding;
-  VP_CHECK(line <= kMostLineBytes, "patchify: the GPU takes lines of up to {} pixels, not {}",
-           kMostLineBytes - kLinePadding, width);
+  const int64_t height = pictures.shape[2], width = pictures.shape[3];
+  VP_CHECK(width <= kMostLineBytes - kLinePadding - 3 && height <= kMostBlocks,
+           "patchify: pictures of {}x{}; the GPU takes up to {}x{}", height, width, kMostBlocks,
+           kMostLineBytes - kLinePadding - 3);
   if (pictures.elements() == 0) return;
-  const int64_t band = std::clamp<int64_t>(kBandBytes / line, 1, patch_height);
-  const Picture p = {static_cast<int>(pictures.shape[1]),
-                     static_cast<int>(pictures.shape[2]),
-                     static_cast<int>(width),
-                     static_cast<int>(patch_height),
-                     static_cast<int>(patch_width),
-                     static_cast<int>(band),
-                     static_cast<int>((patch_height + band - 1) / band)};
-  const double* means = context_.resident(mean);
-  const double* stds = context_.resident(std);
+  Lines p = {static_cast<int>(pictures.shape[1]), static_cast<int>(height), static_cast<int>(width),
+             static_cast<int>(patch_height), static_cast<int>(patch_width)};
+  p.band = static_cast<int>(std::clamp<int64_t>(kBandBytes / p.stride(), 1, patch_height));
+  p.bands = (p.patch_height + p.band - 1) / p.band;
   // What every part of a patch starts at and holds is a multiple of this.
-  const int64_t unit = std::gcd(patch_height * patch_width, band * patch_width);
+  const int64_t unit = std::gcd(patch_height * patch_width, p.band * patch_width);
   visit(patches.dtype, [&](auto tag) {
     using T = decltype(tag);
     T* out = as<T>(patches);
@@ -260,9 +281,9 @@ void CudaKernels::patchify(TensorView pictures, std::span<const double> mean,
       return unit % n == 0 && reinterpret_cast<uintptr_t>(out) % (n * sizeof(T)) == 0;
     };
     const cudaStream_t s = handle_of(stream);
-    if (fits(kWide<T>)) patchify_all<T, kWide<T>>(pictures, means, stds, p, out, s);
-    else if (fits(kWide<T> / 2)) patchify_all<T, kWide<T> / 2>(pictures, means, stds, p, out, s);
-    else patchify_all<T, 1>(pictures, means, stds, p, out, s);
+    if (fits(kWide<T>)) patchify_all<T, kWide<T>>(pictures, mean, std, p, out, s);
+    else if (fits(kWide<T> / 2)) patchify_all<T, kWide<T> / 2>(pictures, mean, std, p, out, s);
+    else patchify_all<T, 1>(pictures, mean, std, p, out, s);
   });
 }
 

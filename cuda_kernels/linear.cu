@@ -148,7 +148,7 @@ void activate(const T* pre, T* out, int64_t n, cudaStream_t stream) {
 // slice of the rows of a tile of columns, its warps every kWarps-th row; the tile's last block to
 // finish adds up the slices, in their order.
 template <class T, int V>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 3)
     column_sums_kernel(const T* __restrict__ dy, int64_t rows, int64_t columns, int64_t slice_rows,
                        float* __restrict__ slices, uint32_t* __restrict__ tickets,
                        float* __restrict__ db) {

@@ -9,8 +9,9 @@ namespace voltapile::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kChunk = 8192;  // elements of one piece that a block adds up at a time
-// The order of the sum follows from the pieces and these two numbers alone, whatever the GPU.
+// Pieces are cut into chunks, and blocks take equally many neighbouring chunks. The order of the
+// sum follows from the pieces and these two numbers alone, whatever the GPU.
+constexpr int kChunk = 2048;  // elements
 constexpr int kMostBlocks = 1056;
 constexpr int kTotalThreads = 1024;
 
@@ -46,14 +47,14 @@ __device__ Partial block_total(Partial mine) {
   return mine;
 }
 
-// Which piece the chunk of a number lies in, for numbers that grow. A warp looks at 32 pieces at a
+// Finds the piece in which a chunk lies, for numbers that grow. A warp looks at 32 pieces at a
 // time; all of its threads call it.
 class Finder {
  public:
   __device__ Finder(const NormPiece* pieces, int count) : pieces_(pieces), count_(count) {}
   struct Found {
-    int64_t begin, end;  // elements
-    int32_t parameter;
+    NormPiece piece;
+    int64_t first;  // the piece's first chunk
   };
   __device__ Found operator()(int64_t chunk) {
     const int lane = threadIdx.x % 32;
@@ -70,9 +71,7 @@ class Finder {
       if (chunk < before_ + all) {
         const int at = __ffs(__ballot_sync(0xffffffffu, chunk < before_ + upto)) - 1;
         const int64_t first = before_ + __shfl_sync(0xffffffffu, upto - chunks, at);
-        const NormPiece piece = pieces_[group_ + at];
-        const int64_t begin = piece.begin + (chunk - first) * kChunk;
-        return {begin, min(begin + kChunk, piece.end), piece.parameter};
+        return {pieces_[group_ + at], first};
       }
       before_ += all;
       group_ += 32;
@@ -101,18 +100,22 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int N = kWide<T>;
   Partial mine = {0, 0, INT_MAX};
   Finder find(pieces, count);
-  for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
-    const Finder::Found at = find(chunk);
+  const int64_t stop = (blockIdx.x + 1) * chunks / gridDim.x;
+  for (int64_t chunk = blockIdx.x * chunks / gridDim.x; chunk < stop;) {
+    const auto [piece, piece_chunk] = find(chunk);
+    const int64_t begin = piece.begin + (chunk - piece_chunk) * kChunk;
+    chunk = min(stop, piece_chunk + chunks_of(piece));
+    const int64_t end = min(piece.begin + (chunk - piece_chunk) * kChunk, piece.end);
     // Aligned packs, and what lies before and after them one by one.
-    const T* from = g + at.begin;
-    const int n = static_cast<int>(at.end - at.begin);
+    const T* from = g + begin;
+    const int64_t n = end - begin;
     const auto past = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16 / sizeof(T));
-    const int head = past == 0 ? 0 : min(n, N - past);
-    const int packs = (n - head) / N, tail = n - head - packs * N;
+    const int64_t head = past == 0 ? 0 : min(n, static_cast<int64_t>(N - past));
+    const int64_t packs = (n - head) / N, tail = n - head - packs * N;
     const auto* body = reinterpret_cast<const Pack<T, N>*>(from + head);
     Sum sum;
 #pragma unroll 4
-    for (int p = threadIdx.x; p < packs; p += kThreads) {
+    for (int64_t p = threadIdx.x; p < packs; p += kThreads) {
       const Pack<T, N> pack = body[p];
 #pragma unroll
       for (int i = 0; i < N; ++i) sum.take(widen(pack.v[i]));
@@ -121,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x < tail) sum.take(widen(from[n - tail + threadIdx.x]));
     mine.squares += sum.squares;
     mine.not_finite += sum.not_finite;
-    if (sum.not_finite > 0) mine.first_bad = min(mine.first_bad, at.parameter);
+    if (sum.not_finite > 0) mine.first_bad = min(mine.first_bad, piece.parameter);
   }
   mine = block_total<kThreads>(mine);
   if (threadIdx.x == 0) partial[blockIdx.x] = mine;

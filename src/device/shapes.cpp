@@ -251,4 +251,31 @@ void adamw(const TensorView& gradients, const TensorView& master, const TensorVi
   expect("adamw", "weights", weights, weights.dtype, n);
 }
 
+void quantise(std::string_view operation, const TensorView& numbers, const TensorView& codes,
+              const TensorView& scales) {
+  VP_CHECK(numbers && is_float(numbers.dtype), "{}: numbers are {} {}", operation,
+           name_of(numbers.dtype), numbers.shape.text());
+  const int64_t n = numbers.elements();
+  expect(operation, "codes", codes, DType::u8, n);
+  expect(operation, "scales", scales, DType::f32, (n + kQuantiseBlock - 1) / kQuantiseBlock);
+}
+
+void rounding(const Rounding& rounding) {
+  VP_CHECK(0 <= rounding.first_index && rounding.first_index < int64_t{1} << 40 &&
+               rounding.first_index % kQuantiseBlock == 0,
+           "quantise_8bit: first index {} does not begin a block", rounding.first_index);
+}
+
+void dropout(const TensorView& x, const Dropout& drop, const TensorView& y) {
+  expect_matrix("dropout", "y", y, x.dtype, x.rows(), x.columns());
+  VP_CHECK(drop.rate >= 0 && drop.rate < 1, "dropout: rate {}", drop.rate);
+  VP_CHECK(drop.rate == 0 || drop.state, "dropout needs the step's state");
+  VP_CHECK(drop.rows_per_sample >= 1, "dropout: {} rows per sample", drop.rows_per_sample);
+  VP_CHECK(drop.row_columns == 0
+               ? drop.column_offset == 0
+               : drop.column_offset >= 0 && drop.column_offset + x.columns() <= drop.row_columns,
+           "dropout: columns {}:{} of {}", drop.column_offset, drop.column_offset + x.columns(),
+           drop.row_columns);
+}
+
 }  // namespace voltapile::shapes

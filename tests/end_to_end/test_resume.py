@@ -82,8 +82,7 @@ def test_killed_runs_resume_to_the_same_bits(program, variant):
         ranks = rank_processes(process.pid)
         if rng.random() < 0.5 and ranks:
             os.kill(rng.choice(ranks), signal.SIGKILL)
-            process.wait(timeout=60)
-            wait_until_gone(ranks)
+            process.wait(timeout=60)  # and leaves ranks that it killed and that are not yet gone
             assert process.returncode != 0
         else:
             kill_everything(process)
@@ -205,6 +204,21 @@ def test_a_changed_deck_is_refused_with_the_difference(program):
         and "64" in done.stderr
         and "--fresh" in done.stderr
     )
+
+
+def test_a_job_may_follow_one_whose_ranks_are_still_dying(program):
+    deck = program.deck(LONG)
+    overrides = ["--set", "run.steps=100000", "--set", "checkpoint.every_steps=10"]
+    process = program.start("train", deck, *overrides, ranks=4)
+    assert wait_for_step(program.folder / "runs/small", 30, process)
+    ranks = rank_processes(process.pid)
+    os.kill(process.pid, signal.SIGKILL)  # ranks notice within a second or two
+    process.wait()
+    try:
+        program.good("train", deck, "--set", "run.steps=600", ranks=4)
+        assert len(losses(program.folder / "runs/small")) == 600
+    finally:
+        wait_until_gone(ranks)
 
 
 def test_a_second_job_on_the_same_folder_is_refused(program):

@@ -207,4 +207,19 @@ void DryKernels::adamw(TensorView gradients, TensorView master, TensorView m, Te
   count("adamw", 0, {gradients, master, master, m, m, v, v, weights});
 }
 
+void DryKernels::quantise_8bit(TensorView x, const Rounding& rounding, TensorView codes,
+                               TensorView scales, Stream&) {
+  shapes::quantise("quantise_8bit", x, codes, scales);
+  shapes::rounding(rounding);
+  count("quantise_8bit", 0, {x, codes, scales});
+}
+void DryKernels::dequantise_8bit(TensorView codes, TensorView scales, TensorView y, Stream&) {
+  shapes::quantise("dequantise_8bit", y, codes, scales);
+  count("dequantise_8bit", 0, {codes, scales, y});
+}
+void DryKernels::dropout(TensorView x, const Dropout& drop, TensorView y, Stream&) {
+  shapes::dropout(x, drop, y);
+  count("dropout", 0, {x, y});
+}
+
 }  // namespace voltapile::dry
