@@ -118,9 +118,14 @@ class CudaDevice final : public Device {
   void wait_until_idle() override {
     for (auto& stream : streams_) {
       if (!stream) continue;
-      const Event last = stream->record();
-      while (!stream->done(last.ticket) || !stream->host_work_done())
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      const auto pause = [] { std::this_thread::sleep_for(std::chrono::microseconds(50)); };
+      try {
+        const Event last = stream->record();
+        while (!stream->done(last.ticket)) pause();
+      } catch (const Error&) {
+        context_.fail(std::current_exception());  // a GPU that has failed runs nothing more
+      }
+      while (!stream->host_work_done()) pause();
     }
   }
   Context& context() { return context_; }
