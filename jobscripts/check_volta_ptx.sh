@@ -32,8 +32,8 @@ pack() {
   say "Packed: $(du -sh "$folder" | cut -f 1) in $folder"
 }
 
-# link FOLDER PROGRAM: of the build folder, as ninja would, but with the packed kernels.
-link() {
+# link_packed FOLDER PROGRAM: of the build folder, as ninja would, but with the packed kernels.
+link_packed() {
   local folder=$1 program=$2 command words parts=()
   command=$(ninja -C $build -t commands -s "$program" | tail -n 1)
   read -ra words <<<"$command"
@@ -43,7 +43,10 @@ link() {
       *.o | *.a) parts+=("$word") ;;
     esac
   done
-  ninja -C $build "${parts[@]}" >$build/parts.log || { tail -n 30 $build/parts.log >&2 && return 1; }
+  if ! ninja -C $build "${parts[@]}" >$build/parts.log; then
+    tail -n 30 $build/parts.log >&2
+    return 1
+  fi
   command=$(sed -E "s| [^ ]*libvoltapile_cuda\.a| $folder/libvoltapile_cuda.a|g
     s| [^ ]*libcudart\.so| $folder/libcudart_static.a -lrt -lpthread -ldl|g
     s| -o [^ ]+| -o $program.volta|" <<<"$command")
@@ -73,7 +76,7 @@ rm -rf "$reports"
 mkdir -p "$reports"
 for family in "${families[@]}"; do
   program=tests/conformance/${family}_conformance
-  if ! link "$folder" "$program"; then
+  if ! link_packed "$folder" "$program"; then
     echo "$family was not linked" >"$reports/not_run"
     continue
   fi

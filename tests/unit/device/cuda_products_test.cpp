@@ -10,6 +10,7 @@
 #include "../../../cuda_kernels/gemm.hpp"
 #include "../../../cuda_kernels/kernels.hpp"
 #include "../../../cuda_kernels/tuning.hpp"
+#include "gpu.hpp"
 
 namespace voltapile::cuda {
 namespace {
@@ -78,12 +79,7 @@ class Layer {
 class Products : public testing::Test {
  protected:
   void SetUp() override {
-    try {
-      make_cuda_device({});
-    } catch (const Error& error) {
-      if (error.code() == ExitCode::bad_input) GTEST_SKIP() << error.what();
-      throw;
-    }
+    if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << why;
   }
   void TearDown() override { std::filesystem::remove(file_); }
   std::vector<Bytes> results(const std::filesystem::path& file) const {
