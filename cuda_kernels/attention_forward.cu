@@ -30,7 +30,7 @@ void launch_forward(ForwardOperands<T> o, int64_t heads, Stream& stream) {
   const int warps = (tiles + o.blocks - 1) / o.blocks;
   const int bytes = forward_shared_bytes(kDim, warps * kRows, S::kKeys, S::kStages);
   launch(attention_forward_kernel<T, kDim, S::kTiles, S::kHoldQueries, S::kKeys, S::kStages,
-                                  S::kThreads>,
+                                  S::kThreads, true>,
          heads * o.blocks, warps * 32, bytes, stream, o);
 }
 

@@ -19,7 +19,7 @@ struct ForwardOperands {
 };
 
 #if VP_HAS_ASYNC_MMA
-template <class T, int kDim, int kTiles, bool kHoldQueries>
+template <class T, int kDim, int kTiles, bool kHoldQueries, bool kLazy>
 class ForwardWarp {
  public:
   static constexpr int kStride = kDim + 8, kSteps = kDim / 16;
@@ -36,9 +36,11 @@ class ForwardWarp {
         for (int k = 0; k < kSteps; ++k) load_queries(held_[t][k], t, k);
   }
 
-  // One block of 16 * kGroups keys, of which `valid` exist.
-  template <int kGroups, bool kMasked>
-  __device__ __forceinline__ void step(uint32_t keys, uint32_t values, int valid) {
+  // One block of 16 * kGroups keys, of which `valid` exist. `values_arrived` is called before the
+  // values are read.
+  template <int kGroups, bool kMasked, class F>
+  __device__ __forceinline__ void step(uint32_t keys, uint32_t values, int valid,
+                                       F&& values_arrived) {
     float s[kTiles][2 * kGroups][4] = {};
     keys += LaneOffsets<kStride>::right();
 #pragma unroll
@@ -73,6 +75,7 @@ class ForwardWarp {
             for (int t = 0; t < kTiles; ++t) s[t][n][i] = s[t][n][2 + i] = -INFINITY;
     }
     soften(s);
+    values_arrived();
     values += LaneOffsets<kStride>::left();
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -138,7 +141,7 @@ class ForwardWarp {
         grown |= (m - most_[t][half]) * scale_ > 8;
         most[t][half] = m;
       }
-    if (__any_sync(0xffffffffu, grown))
+    if (!kLazy || __any_sync(0xffffffffu, grown))
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
 #pragma unroll
@@ -191,7 +194,8 @@ inline constexpr int forward_shared_bytes(int dim, int queries, int keys, int st
 
 // One block of queries of one head; gridDim.x = B * H * blocks. kStages blocks of kKeys keys and
 // values are in shared memory or on their way.
-template <class T, int kDim, int kTiles, bool kHoldQueries, int kKeys, int kStages, int kThreads>
+template <class T, int kDim, int kTiles, bool kHoldQueries, int kKeys, int kStages, int kThreads,
+          bool kLazy>
 __global__ __launch_bounds__(kThreads, 1) void attention_forward_kernel(
     const __grid_constant__ ForwardOperands<T> o) {
 #if VP_HAS_ASYNC_MMA
@@ -211,35 +215,46 @@ __global__ __launch_bounds__(kThreads, 1) void attention_forward_kernel(
 
   const int first = block * queries;
   const int warp = threadIdx.x / 32, own = first + warp * kRows;
-  ForwardWarp<T, kDim, kTiles, kHoldQueries> rows(q_tile + warp * kRows * kStride * 2, o.scale);
+  ForwardWarp<T, kDim, kTiles, kHoldQueries, kLazy> rows(q_tile + warp * kRows * kStride * 2, o.scale);
   rows.start();
   if (first < length) {
     const RowCopier<T, kDim> copier(o.dim);
+    // Keys and values are two groups of copies, so that the first scores need not wait for values.
     const auto fetch = [&](int begin, int stage) {
-      if (begin < length) {
-        const T* const k = q + out_stride + begin * stride;
-        const uint32_t tile = ring + stage * 2 * kTileBytes;
-        copier.copy(tile, k, stride, kKeys, length - begin);
+      const T* const k = q + out_stride + begin * stride;
+      const uint32_t tile = ring + stage * 2 * kTileBytes;
+      if (begin < length) copier.copy(tile, k, stride, kKeys, length - begin);
+      commit_copies();
+      if (begin < length)
         copier.copy(tile + kTileBytes, k + out_stride, stride, kKeys, length - begin);
-      }
       commit_copies();
     };
     copier.copy(q_tile, q + first * stride, stride, queries, length - first);
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage * kKeys, stage);
     for (int begin = 0, stage = 0; begin < length; begin += kKeys) {
-      wait_copies<kStages - 2>();
+      if (begin == 0) wait_copies<2 * kStages - 3>();
+      else wait_copies<2 * kStages - 4>();
       __syncthreads();
       fetch(begin + (kStages - 1) * kKeys, stage == 0 ? kStages - 1 : stage - 1);
       const uint32_t keys = ring + stage * 2 * kTileBytes, values = keys + kTileBytes;
       stage = stage + 1 == kStages ? 0 : stage + 1;
-      if (own >= length) continue;
+      const auto values_arrived = [&] {
+        if (begin > 0) return;
+        wait_copies<2 * kStages - 2>();
+        __syncthreads();
+      };
+      if (own >= length) {
+        values_arrived();
+        continue;
+      }
       if (begin == 0) rows.hold_queries();
       const int valid = length - begin;
-      if (valid >= kKeys) rows.template step<kKeys / 16, false>(keys, values, kKeys);
-      else if (valid > 32) rows.template step<kKeys / 16, true>(keys, values, valid);
-      else if (valid > 16) rows.template step<2, true>(keys, values, valid);
-      else rows.template step<1, true>(keys, values, valid);
+      if (valid >= kKeys) rows.template step<kKeys / 16, false>(keys, values, kKeys, values_arrived);
+      else if (valid > 32)
+        rows.template step<kKeys / 16, true>(keys, values, valid, values_arrived);
+      else if (valid > 16) rows.template step<2, true>(keys, values, valid, values_arrived);
+      else rows.template step<1, true>(keys, values, valid, values_arrived);
     }
   }
   if (own >= o.tokens) return;

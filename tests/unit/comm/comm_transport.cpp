@@ -227,10 +227,11 @@ TEST_P(OverNccl, TwoRunsGiveTheSameBits) {
 }
 
 TEST_P(OverNccl, AStuckPeerIsNamed) {
-  set_collective_limit(1.5);
   const auto message = message_of([&] {
     on_ranks(GetParam(), [](Communicator& world, const auto& device) {
       world.name = "dp(pp0 tp0)";
+      world.barrier();  // making it may take longer
+      set_collective_limit(1.5);
       const Block block(DType::f32, 4000);
       TestLane lane(device);
       if (world.rank() == 0) {
