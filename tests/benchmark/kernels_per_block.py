@@ -21,8 +21,8 @@ import tempfile
 from runs import PROGRAM, settings
 
 DEPTHS = (2, 4)
-# Runs once a step: two of them enclose one step's kernels.
-MARKER = "finish_norm"
+# Of finish_norm (cuda_kernels/norm.cu), once a step: two of them enclose one step's kernels.
+MARKER = "finish_kernel("
 
 DECK = """
 [run]
