@@ -105,6 +105,8 @@ void TuningFile::write() const {
   }
   text += format("{}{:016x}\n", kChecksum, checksum_of(text));
 
+  std::error_code error;
+  std::filesystem::create_directories(path_.parent_path(), error);  // writing says what is wrong
   std::filesystem::path aside = path_;
   aside += ".new";
   const auto check = [this](bool done, const char* why) {

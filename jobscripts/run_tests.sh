@@ -77,7 +77,7 @@ fi
 # nvcc is often installed without being on PATH.
 if nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc); then
   suites=cuda
-  if [ -e /dev/nvidiactl ]; then suites="cuda gpu unit"; fi
+  if [ -e /dev/nvidiactl ]; then suites="cuda gpu"; fi
   PATH=$(dirname "$nvcc"):$PATH run_stage cuda build-cuda "" "$suites" \
     -Dcuda=enabled -Donednn=disabled
   if [ $quick = no ] && "$nvcc" --version | grep -q "release 1[3-9]"; then
