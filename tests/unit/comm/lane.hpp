@@ -27,7 +27,9 @@ class TestLane {
         copies_(device_->describe().starts_with("cuda")),
         most_bytes_(most_bytes) {}
   TestLane(TestLane&&) = default;
+  // Declare it after the tensors: it may be left by an exception, with work under way.
   ~TestLane() {
+    if (device_ != nullptr) device_->wait_until_idle();
     for (Buffer* buffer : {&memory_, &pinned_})
       if (buffer->data() != nullptr) left_over().push_back(std::move(*buffer));
   }
