@@ -126,6 +126,10 @@ void print_summary(const Arguments& arguments, int ranks, const TrainSummary& su
     row(first ? "rank 0's time" : "", line);
     first = false;
   }
+  if (summary.recordings.count > 0)
+    row("replayed", format("{} kernels in {} recordings",
+                           show_grouped(static_cast<int64_t>(summary.recordings.kernels)),
+                           summary.recordings.count));
   row("run folder", summary.run_dir);
   std::string overrides;
   for (const std::string& text : arguments.overrides) overrides += format(" --set '{}'", text);

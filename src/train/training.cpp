@@ -213,6 +213,7 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
   summary_.code = finished ? ExitCode::done : ExitCode::stopped_early;
   timers_.add(engine_.last_timers());
   summary_.timers = timers_;
+  summary_.recordings = context_.device().recordings();
   summary_.timers.data_wait_seconds = loader_ ? loader_->waited_seconds() : 0;
   return summary_;
 }
