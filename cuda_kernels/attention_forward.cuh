@@ -26,7 +26,10 @@ class ForwardWarp {
 
   // queries: this warp's rows of the tile, by the lane's offset.
   __device__ __forceinline__ ForwardWarp(uint32_t queries, float scale)
-      : queries_(queries + LaneOffsets<kStride>::left()), scale_(scale * kLog2E) {}
+      : queries_(queries + LaneOffsets<kStride>::left()), scale_(scale * kLog2E) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) most_[t][0] = most_[t][1] = -INFINITY;
+  }
 
   __device__ __forceinline__ void hold_queries() {
     if constexpr (kHoldQueries)
@@ -178,13 +181,7 @@ class ForwardWarp {
   float scale_;
   Fragment held_[kHoldQueries ? kTiles : 1][kHoldQueries ? kSteps : 1];
   float sums_[kTiles][2 * kSteps][4] = {};
-  float most_[kTiles][2] = {}, total_[kTiles][2] = {};
-
- public:
-  __device__ __forceinline__ void start() {
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) most_[t][0] = most_[t][1] = -INFINITY;
-  }
+  float most_[kTiles][2], total_[kTiles][2] = {};
 };
 #endif
 
@@ -216,7 +213,6 @@ __global__ __launch_bounds__(kWarps * 32, kBlocks) void attention_forward_kernel
   const int warp = threadIdx.x / 32, own = first + warp * kRows;
   ForwardWarp<T, kDim, kTiles, kHoldQueries, kLazy> rows(q_tile + warp * kRows * kStride * 2,
                                                          o.scale);
-  rows.start();
   if (first < length) {
     const RowCopier<T, kDim, kWarps * 32> copier(o.dim);
     // Keys and values are two groups of copies, so that the first scores need not wait for values.
