@@ -32,24 +32,19 @@ pack() {
   say "Packed: $(du -sh "$folder" | cut -f 1) in $folder"
 }
 
-# link_packed FOLDER PROGRAM: of the build folder, as ninja would, but with the packed kernels.
+# parts_of PROGRAM: the objects and libraries, one a line, that it is linked of, but the kernels.
+parts_of() {
+  ninja -C $build -t commands -s "$1" | tail -n 1 | tr ' ' '\n' |
+    grep -E '^[^/].*\.[oa]$' | grep -v libvoltapile_cuda.a
+}
+
+# link_packed FOLDER PROGRAM: as ninja would, but with the packed kernels and their runtime.
 link_packed() {
-  local folder=$1 program=$2 command words parts=()
-  command=$(ninja -C $build -t commands -s "$program" | tail -n 1)
-  read -ra words <<<"$command"
-  for word in "${words[@]}"; do
-    case $word in
-      /* | *libvoltapile_cuda.a) ;;
-      *.o | *.a) parts+=("$word") ;;
-    esac
-  done
-  if ! ninja -C $build "${parts[@]}" >$build/parts.log; then
-    tail -n 30 $build/parts.log >&2
-    return 1
-  fi
-  command=$(sed -E "s| [^ ]*libvoltapile_cuda\.a| $folder/libvoltapile_cuda.a|g
-    s| [^ ]*libcudart\.so| $folder/libcudart_static.a -lrt -lpthread -ldl|g
-    s| -o [^ ]+| -o $program.volta|" <<<"$command")
+  local command
+  command=$(ninja -C $build -t commands -s "$2" | tail -n 1 |
+    sed -E "s| [^ ]*libvoltapile_cuda\.a| $1/libvoltapile_cuda.a|g
+      s| [^ ]*libcudart\.so| $1/libcudart_static.a -lrt -lpthread -ldl|g
+      s| -o [^ ]+| -o $2.volta|")
   (cd $build && eval "$command")
 }
 
@@ -74,19 +69,24 @@ configure $build -Dcuda=enabled -Donednn=disabled
 reports=$PWD/$build/test-reports
 rm -rf "$reports"
 mkdir -p "$reports"
-for family in "${families[@]}"; do
-  program=tests/conformance/${family}_conformance
-  if ! link_packed "$folder" "$program"; then
-    echo "$family was not linked" >"$reports/not_run"
-    continue
-  fi
+programs=()
+for family in "${families[@]}"; do programs+=("tests/conformance/${family}_conformance"); done
+readarray -t parts < <(for program in "${programs[@]}"; do parts_of "$program"; done | sort -u)
+say "Building the tests"
+if ! ninja -C $build "${parts[@]}" >$build/ninja.log; then
+  cat $build/ninja.log >&2
+  say "The build failed; the compiler's messages are above."
+  exit 1
+fi
+for program in "${programs[@]}"; do
+  link_packed "$folder" "$program"
   sh tests/support/report_case.sh "$reports" "$build/$program.volta" \
     --gtest_brief=1 "--gtest_filter=*cuda*" || true
 done
 
 say "" "The machine's own:"
 for library in libcublasLt libnccl libcudart; do
-  ldd "$build/tests/conformance/${families[0]}_conformance.volta" | grep "$library\." >&2 ||
+  ldd "$build/${programs[0]}.volta" | grep "$library\." >&2 ||
     say "        no $library"
 done
 python3 tests/support/count_cases.py "volta PTX=$reports"
