@@ -6,6 +6,8 @@
 #include <mutex>
 #include <utility>
 
+#include "stream.hpp"
+
 namespace voltapile::cuda {
 namespace {
 
@@ -75,8 +77,13 @@ std::unique_ptr<Communicator> StagedCommunicator::split(int color, int key) {
   return part == nullptr ? nullptr : on_device(std::move(part), device_, Transport::staged);
 }
 
+// Nothing is enqueued on an idle lane: at the end of a run another rank of this process may free
+// its memory, which waits for all lanes of the GPU with a lock that host work needs to begin.
 void StagedCommunicator::keep_until_done(Stream& stream) {
-  if (pinned_ != nullptr) stream.run_on_host([hold = std::move(pinned_)] {});
+  if (pinned_ == nullptr) return;
+  const std::shared_ptr<Buffer> hold = std::move(pinned_);
+  if (cudaStreamQuery(handle_of(stream)) != cudaErrorNotReady) return;
+  stream.run_on_host([hold] {});
 }
 
 std::byte* StagedCommunicator::staging(size_t bytes, Stream& stream) {
