@@ -103,8 +103,9 @@ choose_launcher() {
           [ -z "${!name:-}" ] || start_line+=(-x "$name")
         done
       fi
-      # Ranks that are told to end may save first. mpirun gives them one second otherwise.
-      export OMPI_MCA_odls_base_sigkill_timeout=${OMPI_MCA_odls_base_sigkill_timeout-10}
+      # Ranks that are told to end may save first: mpirun would give them one second. It waits as
+      # long when a rank has died.
+      export OMPI_MCA_odls_base_sigkill_timeout=${OMPI_MCA_odls_base_sigkill_timeout-5}
       # No help page after the error that ended the job.
       export OMPI_MCA_orte_execute_quiet=${OMPI_MCA_orte_execute_quiet-1}
       ;;
