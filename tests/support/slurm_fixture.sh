@@ -34,6 +34,7 @@ stop() {
       # shellcheck disable=SC1091 # written by start
       . "$folder/env.sh"
       timeout 5 scancel --user root || true
+      # shellcheck disable=SC2016 # for the inner shell
       wait_for 10 sh -c '[ -z "$(timeout 2 squeue -h)" ]' || true
     ) 2>/dev/null || true
   fi
