@@ -45,7 +45,13 @@ find_program() {
 
 # The signal is repeated while ranks run: one that comes before they listen is lost.
 urge() {
-  while kill -USR1 "$1" 2>/dev/null; do sleep 3; done
+  local nap=
+  trap 'kill $nap; exit' TERM
+  while kill -USR1 "$1" 2>/dev/null; do
+    sleep 3 &
+    nap=$!
+    wait $nap
+  done
 }
 
 request_stop() {

@@ -139,7 +139,7 @@ def queue(slurm, tmp_path):
     assert queue.ranks() == [], "ranks outlived their job"
 
 
-def wait_until(condition, what, queue, patience=240):
+def wait_until(condition, what, queue, patience=900):
     end = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < end, f"waited in vain for {what}:\n{queue.output()}"
@@ -169,7 +169,7 @@ def assert_same(run, unbroken):
 LAUNCHERS = ["srun", "mpirun"]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", LAUNCHERS if FULL else ["srun"])
 def test_a_job_runs_to_its_end(queue, unbroken, launcher):
     deck = queue.program.deck(LONG)
     job = queue.submit(deck, more=["--gpus-per-node=4"], VOLTAPILE_LAUNCHER=launcher)
@@ -248,7 +248,7 @@ def test_a_requeued_job_continues(queue, unbroken, launcher):
     assert_same(run, unbroken)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", LAUNCHERS if FULL else ["srun"])
 def test_a_killed_rank_is_restarted_within_the_allocation(queue, unbroken, launcher):
     run = queue.folder / "runs/small"
     job = queue.submit(queue.program.deck(LONG), VOLTAPILE_LAUNCHER=launcher)
@@ -267,7 +267,9 @@ def test_a_run_that_fails_again_and_again_ends(queue):
     assert queue.wait(job) == "FAILED"
     assert queue.show(job)["ExitCode"] == "5:0" and queue.restarts(job) == 0
     output = queue.output()
-    assert output.count("steps in a row had a gradient") == 2
+    # Steps that were skipped before the checkpoint at step 25 count as well.
+    assert output.count("50 steps in a row had a gradient") == 2
+    assert len(losses(queue.folder / "runs/small")) == 50
     assert "again after 1 restarts" in output
 
 
@@ -289,7 +291,11 @@ exec {real} "$@"
     assert_same(queue.folder / "runs/small", unbroken)
 
 
-NOWHERE = ["data.format=idx", "data.train=nowhere.gz", "data.test=nowhere.gz"]
+NOWHERE = [
+    "data.format=idx",
+    "data.train=nowhere-images-idx3-ubyte.gz",
+    "data.test=nowhere-images-idx3-ubyte.gz",
+]
 
 
 def test_mistakes_end_the_job_at_once(queue):
@@ -300,7 +306,7 @@ def test_mistakes_end_the_job_at_once(queue):
         # From here on, the ranks alone can see it.
         (2, ["run.steps=20", "model.dim=64"], "was started with another deck"),
         (3, ["run.name=apart", "memory.device_limit=100 kB"], "memory.device_limit"),
-        (4, ["run.name=apart", *NOWHERE], "nowhere.gz"),
+        (4, ["run.name=apart", *NOWHERE], "nowhere-images-idx3"),
     ]
     options = ["--ntasks=4", "--mem=1G", "--output=%j.log"]
     jobs = [
