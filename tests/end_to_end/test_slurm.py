@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from conftest import BINARY, DECK, FULL, ROOT, Program, is_running, losses
+from conftest import BINARY, DECK, FULL, ROOT, Program, is_running, losses, metrics
 from test_resume import tensors
 
 STEPS = 400
@@ -216,9 +216,9 @@ def test_a_job_saves_before_its_time_limit_and_comes_back(queue, launcher):
 
 @pytest.mark.parametrize("launcher", LAUNCHERS if FULL else ["srun"])
 def test_a_decks_own_time_limit_makes_the_job_come_back(queue, unbroken, launcher):
-    job = queue.submit(
-        queue.program.deck(LONG), "run.walltime=6s", VOLTAPILE_LAUNCHER=launcher
-    )
+    seconds = sum(line["seconds"] for line in metrics(unbroken))
+    limit = f"run.walltime={2 + seconds / 2:.0f}s"
+    job = queue.submit(queue.program.deck(LONG), limit, VOLTAPILE_LAUNCHER=launcher)
     assert queue.wait(job) == "COMPLETED", queue.output()
     assert queue.restarts(job) > 0, "the run was over before its time"
     assert_same(queue.folder / "runs/small", unbroken)
@@ -269,7 +269,7 @@ def test_a_run_that_fails_again_and_again_ends(queue):
     output = queue.output()
     # Steps that were skipped before the checkpoint at step 25 count as well.
     assert output.count("50 steps in a row had a gradient") == 2
-    assert len(losses(queue.folder / "runs/small")) == 50
+    assert max(losses(queue.folder / "runs/small")) == 49
     assert "again after 1 restarts" in output
 
 
