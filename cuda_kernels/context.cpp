@@ -179,8 +179,10 @@ Buffer Memory::allocate(size_t bytes, std::string_view what) {
         format("{} needs {} more on {}, which has {} of {} left. Held by this rank:{}", what,
                text_of(bytes), state_->gpu.name, text_of(free), text_of(total), state_->holders()));
   }
-  VP_CUDA(cudaMemset(data, 0xff, rounded));
-  VP_CUDA(cudaDeviceSynchronize());
+  // Waits for itself alone: another rank of this process may share the GPU, and its lanes may wait
+  // for this one.
+  VP_CUDA(cudaMemsetAsync(data, 0xff, rounded, cudaStreamPerThread));
+  VP_CUDA(cudaStreamSynchronize(cudaStreamPerThread));
   state_->allocated += bytes;
   state_->by_name[std::string(what)] += bytes;
   return Buffer(data, bytes, [state = state_, bytes, what = std::string(what)](void* p) {

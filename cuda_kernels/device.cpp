@@ -54,6 +54,7 @@ class CudaDevice final : public Device {
     return context_.memory().allocate_host(bytes, what);
   }
   size_t allocated_bytes() const override { return context_.memory().allocated_bytes(); }
+  size_t overhead_bytes() const override { return context_.memory().overhead_bytes(); }
 
   Stream& stream(Lane lane) override { return *streams_[static_cast<size_t>(lane)]; }
   Event record(Stream& stream) override { return on(stream).record(); }

@@ -60,6 +60,11 @@ struct alignas(sizeof(T) * N) Pack {
 // Numbers in 16 bytes.
 template <class T>
 inline constexpr int kWide = 16 / sizeof(T);
+// Whether packs of N start at the address.
+template <int N, class T>
+bool aligned(const T* address) {
+  return reinterpret_cast<uintptr_t>(address) % (sizeof(T) * N) == 0;
+}
 
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll

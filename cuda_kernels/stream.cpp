@@ -13,8 +13,12 @@ WaitValue wait_value() {
   static const WaitValue function = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
     VP_CUDA(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &found, 12000,
                                              cudaEnableDefault, &result));
+#else
+    VP_CUDA(cudaGetDriverEntryPoint("cuStreamWaitValue32", &found, cudaEnableDefault, &result));
+#endif
     VP_CHECK(found != nullptr, "the CUDA driver has no cuStreamWaitValue32");
     return reinterpret_cast<WaitValue>(found);
   }();

@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs every test: first the whole suite, then the unit and
 # thread suites under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer.
-# The last line counts individual test cases over all of it: `N passed, N failed`.
+# Where CUDA is installed, the program is built with it too, and with CUDA 12 for Volta; no GPU is
+# needed for that. The last line counts individual test cases over all of it: `N passed, N failed`.
 set -euo pipefail
 
 usage() {
   cat <<'END'
 usage: jobscripts/run_tests.sh [--quick | --full]
 
-  --quick   no sanitizer builds
+  --quick   no sanitizer builds, no build for Volta
   --full    every grid in full rather than a seeded sample (hours), figures into docs/RELIABILITY.md
 END
 }
 
-full=no sanitizers=yes
+full=no quick=no
 for argument in "$@"; do
   case $argument in
     --full) full=yes ;;
-    --quick) sanitizers=no ;;
+    --quick) quick=yes ;;
     -h | --help) usage && exit 0 ;;
     *) usage >&2 && exit 2 ;;
   esac
@@ -64,15 +65,34 @@ run_stage() {
 install_packages "${voltapile_packages[@]}" || say "Going on with what this machine has."
 install_packages "${slurm_packages[@]}" ||
   say "Without Slurm, the tests of its job script are skipped."
-run_stage release build "" ""
-if [ $sanitizers = yes ]; then
-  lean=(-Db_lundef=false -Doptimization=1 -Ddebug=true -Donednn=disabled)
+run_stage release build "" "" -Dcuda=disabled
+if [ $quick = no ]; then
+  lean=(-Db_lundef=false -Doptimization=1 -Ddebug=true -Donednn=disabled -Dcuda=disabled)
   suites="unit thread fuzz"
   run_stage "address, undefined" build-asan "" "$suites" -Db_sanitize=address,undefined "${lean[@]}"
   # g++ 12's ThreadSanitizer cannot start under the widest address randomisation of newer kernels.
   fixed_addresses=""
   if setarch -R true 2>/dev/null; then fixed_addresses="setarch -R "; fi
   run_stage thread build-tsan "$fixed_addresses" "$suites" -Db_sanitize=thread "${lean[@]}"
+fi
+
+# nvcc is often installed without being on PATH.
+if nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc); then
+  suites=cuda
+  if [ -e /dev/nvidiactl ]; then suites="cuda gpu unit"; fi
+  PATH=$(dirname "$nvcc"):$PATH run_stage cuda build-cuda "" "$suites" \
+    -Dcuda=enabled -Donednn=disabled
+  if [ $quick = no ] && "$nvcc" --version | grep -q "release 1[3-9]"; then
+    cuda12=${VOLTAPILE_CUDA12-build-cuda12} # where it lies, or is to be unpacked
+    if jobscripts/unpack_cuda12.sh "$cuda12"; then
+      PATH=$(realpath "$cuda12")/tk/bin:$PATH run_stage "cuda for Volta" build-volta "" cuda \
+        -Dcuda=enabled -Dgpu_arch=70 -Donednn=disabled
+    else
+      stages+=("cuda for Volta=$PWD/build-volta/test-reports")
+      mkdir -p build-volta/test-reports
+      echo "CUDA 12 could not be unpacked" >build-volta/test-reports/not_run
+    fi
+  fi
 fi
 
 table=()

@@ -2,6 +2,7 @@
 // DESIGN's exit codes.
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "voltapile/base/log.hpp"
 #include "voltapile/base/units.hpp"
 #include "voltapile/base/version.hpp"
+#include "voltapile/bench/bench.hpp"
 #include "voltapile/checkpoint/checkpoint.hpp"
 #include "voltapile/comm/mpi.hpp"
 #include "voltapile/deck/parse.hpp"
@@ -37,6 +39,8 @@ struct Arguments {
   SubmitOptions submit;
   bool go = false;
   double began = 0;
+  BenchOptions bench;
+  std::string hardware_file;
 };
 
 constexpr const char* kExamples = R"(
@@ -200,6 +204,18 @@ ExitCode run_evaluation(const Arguments& arguments, MpiSession& session) {
   return ExitCode::done;
 }
 
+ExitCode run_benchmark(const Arguments& arguments, MpiSession& session) {
+  const BenchResult result = run_bench(arguments.bench, session.world());
+  if (session.rank() != 0) return ExitCode::done;
+  std::cout << describe(result) << std::flush;
+  if (arguments.hardware_file.empty()) return ExitCode::done;
+  std::ofstream file(arguments.hardware_file);
+  file << hardware_file(result) << std::flush;
+  if (!file)
+    throw Error(ExitCode::failure, format("{} could not be written", arguments.hardware_file));
+  return ExitCode::done;
+}
+
 int as_int(ExitCode code) { return static_cast<int>(code); }
 
 // Runs a command that needs ranks. An error that all ranks share is printed by rank 0; any other
@@ -290,6 +306,20 @@ int run(int argc, char** argv) {
       app.add_subcommand("verify", "prove that a checkpoint is whole, or say what is wrong");
   check->add_option("folder", arguments.folder, "a step folder, or a run folder (its latest)")
       ->required();
+  CLI::App* bench = app.add_subcommand(
+      "bench", "measure this machine, every kernel and a training step (may be under mpirun)");
+  bench->add_option("--device", arguments.bench.device, "cpu or cuda; default: cpu")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, DeviceKind>{{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}}));
+  bench->add_option("--type", arguments.bench.type, "f16, bf16 or f32; default: f32")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, DType>{
+          {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}}));
+  bench
+      ->add_option("--only", arguments.bench.only,
+                   "names of kernels, with commas between: no others")
+      ->delimiter(',');
+  bench->add_option("--write", arguments.hardware_file, "write a hardware file (TOML)");
+  bench->add_flag("--quick", arguments.bench.quick, "small shapes: whether it works, not how fast");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -304,6 +334,8 @@ int run(int argc, char** argv) {
     return run_with_mpi(argc, argv, [&](MpiSession& s) { return run_training(arguments, s); });
   if (eval->parsed())
     return run_with_mpi(argc, argv, [&](MpiSession& s) { return run_evaluation(arguments, s); });
+  if (bench->parsed())
+    return run_with_mpi(argc, argv, [&](MpiSession& s) { return run_benchmark(arguments, s); });
   try {
     if (plan->parsed()) return as_int(show_plan(arguments));
     if (ranks->parsed()) return as_int(show_ranks(arguments));

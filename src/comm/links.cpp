@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "voltapile/comm/communicator.hpp"
+#include "voltapile/comm/transport.hpp"
 
 namespace voltapile {
 namespace {
@@ -12,7 +13,8 @@ std::string text_of(const std::pair<int, int>& edge) {
 }  // namespace
 
 Links make_links(std::unique_ptr<Communicator> world, const Mesh& mesh,
-                 const std::vector<std::pair<int, int>>& edges) {
+                 const std::vector<std::pair<int, int>>& edges, Device& device,
+                 Transport transport) {
   VP_CHECK(world->size() == mesh.size(), "{} ranks for a mesh of {}", world->size(), mesh.text());
   for (size_t i = 0; i < edges.size(); ++i) {
     const auto [from, to] = edges[i];
@@ -25,8 +27,9 @@ Links make_links(std::unique_ptr<Communicator> world, const Mesh& mesh,
   world->place = mesh.rank_text(world->rank());
   const auto split = [&](const std::string& name, auto seat_of) {
     auto part = world->split_by(seat_of);
-    if (part != nullptr) part->name = name;
-    return part;
+    if (part == nullptr) return part;
+    part->name = name;
+    return on_device(std::move(part), device, transport);
   };
   using Seat = Communicator::Seat;
 
@@ -43,7 +46,9 @@ Links make_links(std::unique_ptr<Communicator> world, const Mesh& mesh,
   links.tensor = split("tp" + tensor_line, along_tensor);
   links.tensor_reduce = split("tp reduce" + tensor_line, along_tensor);
   links.data = split(format("dp(pp{} tp{})", here.pp, here.tp), along_data);
-  links.norm = split("norm", [](int rank) { return Seat{0, rank}; });
+  const auto all = [](int rank) { return Seat{0, rank}; };
+  links.norm = split("norm", all);
+  links.checkpoint = split("checkpoint", all);
   for (const auto& edge : edges) {
     links.edges[edge] =
         split(text_of(edge) + format(" (dp{} tp{})", here.dp, here.tp), [mesh, edge](int rank) {
@@ -53,6 +58,7 @@ Links make_links(std::unique_ptr<Communicator> world, const Mesh& mesh,
         });
   }
   links.world = std::move(world);
+  open_connections(links, device);
   return links;
 }
 

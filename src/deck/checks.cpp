@@ -53,6 +53,12 @@ void check_schedule(const Deck::Parallel& p, const Report& report) {
                   p.schedule));
 }
 
+void check_transport(const Deck& deck, const Report& report) {
+  if (deck.parallel.transport == Transport::nccl && deck.run.device == DeviceKind::cpu)
+    report("parallel.transport", {"run.device"},
+           "\"nccl\" is for GPUs, and run.device is \"cpu\"; leave it out, or set \"auto\"");
+}
+
 void check_data(const Deck& deck, const Report& report) {
   const auto& d = deck.data;
   const auto channels = static_cast<size_t>(deck.model.channels);
@@ -83,6 +89,7 @@ void check_rules(const Deck& deck, const Report& report) {
     report("run.steps", {"run.epochs"}, "required: give run.steps or run.epochs");
   check_model(deck.model, report);
   check_schedule(deck.parallel, report);
+  check_transport(deck, report);
   if (deck.batch.micro > deck.batch.global)
     report("batch.micro", {"batch.global"}, format("at most batch.global = {}", deck.batch.global));
   const auto& p = deck.precision;

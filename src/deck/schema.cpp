@@ -43,6 +43,7 @@ void add_run(Schema& schema) {
           Choice<DeviceKind>{{{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}}},
           {.fallback = literal("\"cpu\""),
            .help = "What computes.",
+           .on_resume = OnResume::may_change,
            .also = "backend",
            .words = "gpu=cuda nvidia=cuda"});
   run.add("steps", &R::steps, Integer{1},
@@ -175,31 +176,37 @@ void add_parallel(Schema& schema) {
                {.fallback = literal("1"),
                 .unit = "ranks",
                 .help = "Pipeline axis: ranks that hold different layers.",
+                .on_resume = OnResume::may_change,
                 .also = "pp pipeline_parallel"});
   parallel.add("data", &P::data, Integer{1, 65536},
                {.fallback = literal("1"),
                 .unit = "ranks",
                 .help = "Data axis: ranks that hold the same layers and see different pictures.",
+                .on_resume = OnResume::may_change,
                 .also = "dp data_parallel"});
   parallel.add("tensor", &P::tensor, Integer{1, 4096},
                {.fallback = literal("1"),
                 .unit = "ranks",
                 .help = "Tensor axis: ranks that share each matrix product.",
+                .on_resume = OnResume::may_change,
                 .also = "tp tensor_parallel"});
   parallel.add("sequence", &P::sequence,
                Switch<Sequence>{Sequence::on, Sequence::off, Sequence::automatic},
                {.fallback = literal("\"auto\""),
                 .help = "Sequence parallelism: divide the tokens over the tensor axis where the "
                         "matrices are not. `plan` prints what \"auto\" became.",
+                .on_resume = OnResume::may_change,
                 .also = "sequence_parallel sp"});
   parallel.add("chunks", &P::chunks, Integer{1, 4096},
                {.fallback = literal("1"),
                 .help = "Chunks of consecutive layers on each pipeline rank. More chunks make a "
                         "smaller bubble and more messages.",
+                .on_resume = OnResume::may_change,
                 .also = "virtual_stages interleave num_chunks"});
   parallel.add("schedule_file", &P::schedule_file, Text{"a file name"},
                {.fallback = literal("\"\""),
                 .help = "A schedule of your own as text, for schedule = \"file\".",
+                .on_resume = OnResume::may_change,
                 .naming = Naming::file});
   parallel.add(
       "schedule", &P::schedule,
@@ -213,7 +220,20 @@ void add_parallel(Schema& schema) {
                                                                    : "breadth_first";
                            }),
        .help = "Order of forward and backward on the pipeline. gpipe, 1f1b and zero_bubble_h1 take "
-               "one chunk a rank; interleaved needs micro-batches in multiples of pipeline."});
+               "one chunk a rank; interleaved needs micro-batches in multiples of pipeline.",
+       .on_resume = OnResume::may_change});
+  parallel.add("transport", &P::transport,
+               Choice<Transport>{{{"auto", Transport::automatic},
+                                  {"nccl", Transport::nccl},
+                                  {"staged", Transport::staged}}},
+               {.fallback = literal("\"auto\""),
+                .help = "How tensors travel between GPUs. nccl: directly, one rank a GPU. staged: "
+                        "through the hosts' memory and MPI, for ranks that share a GPU and where "
+                        "there is no NCCL. \"auto\": nccl, unless ranks share a GPU; `train` "
+                        "prints what it became.",
+                .on_resume = OnResume::may_change,
+                .also = "comm communication",
+                .words = "mpi=staged host=staged"});
 }
 
 void add_batch(Schema& schema) {
@@ -232,6 +252,7 @@ void add_batch(Schema& schema) {
                            [](Deck& deck, const Given&) { deck.batch.micro = micro_for(deck); }),
        .unit = "samples",
        .help = "Samples of a micro-batch: what one rank computes at a time.",
+       .on_resume = OnResume::may_change,
        .also = "micro_batch_size microbatch"});
 }
 

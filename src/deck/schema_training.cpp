@@ -17,6 +17,7 @@ void add_precision(Schema& schema) {
                 Choice<DType>{{{"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}}},
                 {.fallback = literal("\"f32\""),
                  .help = "Working type of weights and activations.",
+                 .on_resume = OnResume::may_change,
                  .also = "dtype precision amp",
                  .words = "fp32=f32 float=f32 float32=f32 half=f16 float16=f16 bfloat16=bf16"});
   precision.add("loss_scale", &P::loss_scale, WordOr{"dynamic", Number{0x1p-24, 0x1p40}},
@@ -29,17 +30,22 @@ void add_precision(Schema& schema) {
                  .help = "Factor on the loss, so that small gradients survive f16. \"dynamic\" "
                          "doubles it after growth_interval good steps and halves it after an "
                          "overflow, whose step is skipped.",
+                 .on_resume = OnResume::may_change,
                  .also = "scale"});
   precision.add("initial_loss_scale", &P::initial_loss_scale, Number{1, 0x1p40},
-                {.fallback = literal("65536.0"), .help = "Where a dynamic loss scale starts."});
+                {.fallback = literal("65536.0"),
+                 .help = "Where a dynamic loss scale starts.",
+                 .on_resume = OnResume::may_change});
   precision.add("growth_interval", &P::growth_interval, Integer{1},
                 {.fallback = literal("2000"),
                  .unit = "steps",
-                 .help = "Good steps before a dynamic loss scale doubles."});
+                 .help = "Good steps before a dynamic loss scale doubles.",
+                 .on_resume = OnResume::may_change});
   precision.add("tf32", &P::tf32, Flag{},
                 {.fallback = literal("false"),
                  .help = "With type \"f32\" on a GPU that has it: matrix products may round their "
                          "factors to 10 bits, for speed.",
+                 .on_resume = OnResume::may_change,
                  .also = "allow_tf32"});
 }
 
@@ -96,6 +102,7 @@ void add_optimizer(Schema& schema) {
       {.fallback = literal("1"),
        .help = "1: each data rank owns a part of the master weights and moments (ZeRO-1). "
                "0: each holds all of them.",
+       .on_resume = OnResume::may_change,
        .also = "zero_stage"});
 }
 
@@ -108,6 +115,7 @@ void add_memory(Schema& schema) {
               .unit = "layers",
               .help = "With recompute = \"layers\": keep the input of every so many layers, never "
                       "across chunks; \"chunk\" keeps only each chunk's.",
+              .on_resume = OnResume::may_change,
               .also = "recompute_every"});
   memory.add("recompute", &M::recompute,
              Choice<Recompute>{{{"none", Recompute::none},
@@ -121,6 +129,7 @@ void add_memory(Schema& schema) {
                                   }),
               .help = "What backward computes again: nothing; whole layers; or only what is large "
                       "and cheap.",
+              .on_resume = OnResume::may_change,
               .also = "recomputation checkpointing activation_checkpointing"});
   memory.add("activations", &M::activations,
              Choice<ActivationStore>{{{"working", ActivationStore::working},
@@ -128,22 +137,26 @@ void add_memory(Schema& schema) {
                                       {"host", ActivationStore::host}}},
              {.fallback = literal("\"working\""),
               .help = "How activations wait for backward: in the working type, in 8 bits, or in "
-                      "host memory."});
+                      "host memory.",
+              .on_resume = OnResume::may_change});
   memory.add("gradients", &M::gradients,
              Choice<GradientStore>{{{"auto", GradientStore::automatic},
                                     {"f32", GradientStore::f32},
                                     {"working", GradientStore::working}}},
              {.fallback = literal("\"auto\""),
               .help = "Type in which gradients leave for the optimizer. \"auto\": the working type "
-                      "for an optimizer on host or nvme, else f32."});
+                      "for an optimizer on host or nvme, else f32.",
+              .on_resume = OnResume::may_change});
   memory.add("optimizer", &M::optimizer, home(),
              {.fallback = literal("\"device\""),
               .help = "Home of master weights and moments.",
+              .on_resume = OnResume::may_change,
               .also = "offload optimizer_home"});
   memory.add("weights", &M::weights, home(),
              {.fallback = literal("\"device\""),
               .help = "Home of the working weights; from host or nvme they stream in, chunk by "
                       "chunk.",
+              .on_resume = OnResume::may_change,
               .also = "parameters weights_home"});
   memory.add("device_limit", &M::device_limit_bytes, Bytes{},
              {.fallback = not_set("what the device has"),

@@ -116,12 +116,30 @@ void residual_backward(const TensorView& dy, const TensorView& branch, const Ten
   expect_drop(operation, drop);
 }
 
-void attention(const TensorView& qkv, const TensorView& out, const TensorView& lse) {
-  expect_dims("attention", "qkv", qkv, 5);
-  VP_CHECK(qkv.shape[2] == 3, "attention: qkv is {}, expected (B, T, 3, H, D)", qkv.shape.text());
-  expect("attention", "out", out, qkv.dtype, qkv.elements() / 3);
-  expect("attention", "lse", lse, accumulate_type(qkv.dtype),
+namespace {
+void expect_attention(std::string_view operation, const TensorView& qkv, const TensorView& lengths,
+                      const TensorView& out, const TensorView& lse) {
+  expect_dims(operation, "qkv", qkv, 5);
+  VP_CHECK(qkv.shape[2] == 3, "{}: qkv is {}, expected (B, T, 3, H, D)", operation,
+           qkv.shape.text());
+  expect_optional(operation, "lengths", lengths, DType::i32, qkv.shape[0]);
+  expect(operation, "out", out, qkv.dtype, qkv.elements() / 3);
+  expect(operation, "lse", lse, accumulate_type(qkv.dtype),
          qkv.shape[0] * qkv.shape[1] * qkv.shape[3]);
+}
+}  // namespace
+
+void attention(const TensorView& qkv, const TensorView& lengths, const TensorView& out,
+               const TensorView& lse) {
+  expect_attention("attention", qkv, lengths, out, lse);
+}
+
+void attention_backward(const TensorView& dout, const TensorView& qkv, const TensorView& lengths,
+                        const TensorView& out, const TensorView& lse, const TensorView& dqkv) {
+  const std::string_view operation = "attention_backward";
+  expect_attention(operation, qkv, lengths, out, lse);
+  expect(operation, "dout", dout, qkv.dtype, out.elements());
+  expect(operation, "dqkv", dqkv, qkv.dtype, qkv.elements());
 }
 
 void qk_norm(std::string_view operation, const TensorView& qkv, const TensorView& gamma_q,
@@ -231,6 +249,33 @@ void adamw(const TensorView& gradients, const TensorView& master, const TensorVi
   expect("adamw", "m", m, acc, n);
   expect("adamw", "v", v, acc, n);
   expect("adamw", "weights", weights, weights.dtype, n);
+}
+
+void quantise(std::string_view operation, const TensorView& numbers, const TensorView& codes,
+              const TensorView& scales) {
+  VP_CHECK(numbers && is_float(numbers.dtype), "{}: numbers are {} {}", operation,
+           name_of(numbers.dtype), numbers.shape.text());
+  const int64_t n = numbers.elements();
+  expect(operation, "codes", codes, DType::u8, n);
+  expect(operation, "scales", scales, DType::f32, (n + kQuantiseBlock - 1) / kQuantiseBlock);
+}
+
+void rounding(const Rounding& rounding) {
+  VP_CHECK(0 <= rounding.first_index && rounding.first_index < int64_t{1} << 40 &&
+               rounding.first_index % kQuantiseBlock == 0,
+           "quantise_8bit: first index {} does not begin a block", rounding.first_index);
+}
+
+void dropout(const TensorView& x, const Dropout& drop, const TensorView& y) {
+  expect_matrix("dropout", "y", y, x.dtype, x.rows(), x.columns());
+  VP_CHECK(drop.rate >= 0 && drop.rate < 1, "dropout: rate {}", drop.rate);
+  VP_CHECK(drop.rate == 0 || drop.state, "dropout needs the step's state");
+  VP_CHECK(drop.rows_per_sample >= 1, "dropout: {} rows per sample", drop.rows_per_sample);
+  VP_CHECK(drop.row_columns == 0
+               ? drop.column_offset == 0
+               : drop.column_offset >= 0 && drop.column_offset + x.columns() <= drop.row_columns,
+           "dropout: columns {}:{} of {}", drop.column_offset, drop.column_offset + x.columns(),
+           drop.row_columns);
 }
 
 }  // namespace voltapile::shapes

@@ -36,7 +36,10 @@ void residual(std::string_view operation, const TensorView& x, const TensorView&
 void residual_backward(const TensorView& dy, const TensorView& branch, const TensorView& bias,
                        const TensorView& scale, const DropPath& drop, const TensorView& dbranch,
                        const TensorView& dbias, const TensorView& dscale);
-void attention(const TensorView& qkv, const TensorView& out, const TensorView& lse);
+void attention(const TensorView& qkv, const TensorView& lengths, const TensorView& out,
+               const TensorView& lse);
+void attention_backward(const TensorView& dout, const TensorView& qkv, const TensorView& lengths,
+                        const TensorView& out, const TensorView& lse, const TensorView& dqkv);
 void qk_norm(std::string_view operation, const TensorView& qkv, const TensorView& gamma_q,
              const TensorView& gamma_k, const TensorView& out, const TensorView& stats);
 void qk_norm_sums(const TensorView& qkv, const TensorView& dgamma_q, const TensorView& dbeta_q,
@@ -54,5 +57,9 @@ void cross_entropy(std::string_view operation, const TensorView& logits, const T
 void sum_squares(std::string_view operation, const TensorView& slots, const TensorView& first_bad);
 void adamw(const TensorView& gradients, const TensorView& master, const TensorView& m,
            const TensorView& v, const TensorView& weights);
+void quantise(std::string_view operation, const TensorView& numbers, const TensorView& codes,
+              const TensorView& scales);
+void rounding(const Rounding& rounding);
+void dropout(const TensorView& x, const Dropout& drop, const TensorView& y);
 
 }  // namespace voltapile::shapes

@@ -174,6 +174,10 @@ std::vector<MemoryLine> Plan::memory(int pp_rank) const {
   const auto held = static_cast<size_t>(batches_held());
   table.add(counted("pictures and labels of a step", held),
             held * sample * static_cast<size_t>(train.shape.micros), Home::host);
+  // A checkpoint is copied here and written while training goes on.
+  if (homes.optimizer == Home::device &&
+      (deck.checkpoint.every_steps > 0 || deck.checkpoint.at_end))
+    table.add("state on its way to a checkpoint", 3 * state.sum, Home::host);
   return table.take();
 }
 

@@ -25,7 +25,7 @@ bool output_is_terminal() {
 Progress::Progress(int64_t first_step, int64_t total_steps, int64_t every, bool terminal)
     : first_(first_step), total_(total_steps), every_(every), terminal_(terminal) {}
 
-void Progress::show(const TrainRecord& record) {
+void Progress::show(const TrainRecord& record, const std::string& note) {
   seconds_ += record.seconds;
   ++steps_;
   // On a terminal the bar moves a few times a second, and the lines go to the log only.
@@ -35,11 +35,11 @@ void Progress::show(const TrainRecord& record) {
   if (!line_is_due && !bar_is_due) return;
   const double left =
       seconds_ / static_cast<double>(steps_) * static_cast<double>(total_ - record.step);
-  const std::string numbers =
-      format("step {:>{}}/{}  loss {:.4f}  lr {:.2e}  {:>6} samples/s  {} left{}", record.step,
-             std::to_string(total_).size(), total_, record.loss, record.learning_rate,
-             show_grouped(static_cast<int64_t>(record.samples_per_second + 0.5)),
-             show_seconds(left), record.skipped ? "  (skipped: not finite)" : "");
+  const std::string numbers = format(
+      "step {:>{}}/{}  loss {:.4f}  lr {:.2e}  {:>6} samples/s  {} left{}{}", record.step,
+      std::to_string(total_).size(), total_, record.loss, record.learning_rate,
+      show_grouped(static_cast<int64_t>(record.samples_per_second + 0.5)), show_seconds(left),
+      record.skipped ? "  (skipped: not finite)" : "", note.empty() ? "" : "  (" + note + ")");
   if (line_is_due) terminal_ ? log::to_file(numbers) : log::info(numbers);
   if (!bar_is_due) return;
   last_drawn_ = seconds_;

@@ -57,18 +57,21 @@ int take_lock(const fs::path& path) {
   return descriptor;
 }
 
-void refuse_other_deck(const fs::path& file, const Deck& deck) {
+// What differs from the deck that the run was last continued with; Error where that may not.
+std::vector<std::string> accepted_changes(const fs::path& file, const Deck& deck) {
   const Deck stored = load_deck(file.string());
-  std::string changes;
+  std::string refused;
+  std::vector<std::string> accepted;
   for (const DeckDifference& change : compare_decks(stored, deck)) {
-    if (change.may_change_on_resume) continue;
-    changes += format("\n  {}: {} there, {} now", change.key, change.before, change.after);
+    if (change.may_change_on_resume)
+      accepted.push_back(format("{}: {} before, {} now", change.key, change.before, change.after));
+    else refused += format("\n  {}: {} there, {} now", change.key, change.before, change.after);
   }
-  if (changes.empty()) return;
+  if (refused.empty()) return accepted;
   throw Error(ExitCode::bad_input, format("{} was started with another deck. These keys cannot "
                                           "change on resume:{}\nPut them back, or start "
                                           "over with --fresh, or choose another run.name.",
-                                          file.parent_path().string(), changes));
+                                          file.parent_path().string(), refused));
 }
 
 }  // namespace
@@ -98,7 +101,7 @@ RunFolder::RunFolder(const Deck& deck, bool fresh) {
     const bool has_results =
         fs::exists(path_ / "metrics.jsonl") || fs::exists(path_ / "checkpoints");
     if (has_results && fs::exists(path_ / "deck.toml"))
-      refuse_other_deck(path_ / "deck.toml", deck);
+      changes_ = accepted_changes(path_ / "deck.toml", deck);
   } catch (...) {
     close(lock_);
     throw;

@@ -123,22 +123,23 @@ void restore(RankContext& context, const std::filesystem::path& checkpoint, Rest
   }
 }
 
-StagedState stage(RankContext& context) {
+void stage(RankContext& context, StagedState& staged) {
   const Plan& plan = context.plan();
   Device& device = context.device();
-  StagedState staged;
   const bool owns_copies = plan.deck.optimizer.zero == 1 || context.coord().dp == 0;
+  staged.pieces.clear();
+  size_t held = 0;
+  Stream& stream = device.stream(Lane::d2h);
   for (int number : context.chunks()) {
     if (!owns_copies) break;
     const Range own = context.shard(number);
     const auto n = static_cast<size_t>(own.end - own.begin);
-    staged.memory.push_back(device.allocate_host(3 * n * sizeof(float), "state on its way"));
-    auto* host = reinterpret_cast<float*>(staged.memory.back().data());
-    Stream& stream = device.stream(Lane::d2h);
+    if (staged.memory.size() == held)
+      staged.memory.push_back(device.allocate_host(3 * n * sizeof(float), "state on its way"));
+    auto* host = reinterpret_cast<float*>(staged.memory[held++].data());
     device.copy(host, context.master(number).data, n * sizeof(float), stream);
     device.copy(host + n, context.m(number).data, n * sizeof(float), stream);
     device.copy(host + 2 * n, context.v(number).data, n * sizeof(float), stream);
-    device.wait_on_host(device.record(stream));
     for (const FlatEntry& entry : plan.chunks[static_cast<size_t>(number)].parameters.entries) {
       const Parameter& parameter = parameter_of(plan.architecture, entry);
       if (parameter.split == Split::replicated && context.coord().tp != 0) continue;
@@ -153,19 +154,19 @@ StagedState stage(RankContext& context) {
                                .v = host_view(host + 2 * n + static_cast<size_t>(at), size)});
     }
   }
-  return staged;
+  device.wait_on_host(device.record(stream));
 }
 
-std::filesystem::path write(RankContext& context, const StagedState& staged,
-                            const std::filesystem::path& checkpoints, const RunState& state,
-                            int64_t keep_last) {
+std::filesystem::path write(const RankContext& context, Communicator& link,
+                            const StagedState& staged, const std::filesystem::path& checkpoints,
+                            const RunState& state, int64_t keep_last) {
   const Plan& plan = context.plan();
   std::vector<Parameter> model;
   for (const Layer& layer : plan.architecture.layers) {
     model.insert(model.end(), layer.parameters.begin(), layer.parameters.end());
   }
-  return save_checkpoint(checkpoints, *context.links().world, state, model,
-                         {plan.mesh.tp, context.coord().tp}, staged.pieces, keep_last);
+  return save_checkpoint(checkpoints, link, state, model, {plan.mesh.tp, context.coord().tp},
+                         staged.pieces, keep_last);
 }
 
 }  // namespace voltapile

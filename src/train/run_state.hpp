@@ -13,15 +13,16 @@ void initialise(RankContext& context, int threads);
 // Weights of every rank from a checkpoint; moments too when `with_moments`.
 enum class Restore { weights, everything };
 void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what);
-// This rank's part of a checkpoint, in host memory. Every lane must be idle.
+// This rank's part of a checkpoint, in host memory: one buffer a chunk.
 struct StagedState {
   std::vector<Buffer> memory;
   std::vector<Piece> pieces;
 };
-StagedState stage(RankContext& context);
-// Collective.
-std::filesystem::path write(RankContext& context, const StagedState& staged,
-                            const std::filesystem::path& checkpoints, const RunState& state,
-                            int64_t keep_last);
+// Fills `staged`, whose memory is allocated the first time. Every lane must be idle.
+void stage(RankContext& context, StagedState& staged);
+// Collective over `link`, which has all ranks.
+std::filesystem::path write(const RankContext& context, Communicator& link,
+                            const StagedState& staged, const std::filesystem::path& checkpoints,
+                            const RunState& state, int64_t keep_last);
 
 }  // namespace voltapile

@@ -104,7 +104,8 @@ std::unique_ptr<Device> make_device(const Deck& deck, Communicator& world,
   return make_cuda_device(options);
 }
 
-Links make_plan_links(const Plan& plan, std::unique_ptr<Communicator> world) {
+Links make_plan_links(const Plan& plan, std::unique_ptr<Communicator> world, Device& device,
+                      Transport transport) {
   std::set<std::pair<int, int>> edges;
   for (size_t chunk = 1; chunk < plan.chunks.size(); ++chunk) {
     const int before = plan.chunks[chunk - 1].rank, here = plan.chunks[chunk].rank;
@@ -112,7 +113,7 @@ Links make_plan_links(const Plan& plan, std::unique_ptr<Communicator> world) {
     edges.insert({before, here});
     edges.insert({here, before});
   }
-  return make_links(std::move(world), plan.mesh, {edges.begin(), edges.end()});
+  return make_links(std::move(world), plan.mesh, {edges.begin(), edges.end()}, device, transport);
 }
 
 Evaluator::Evaluator(RankContext& context, OpenedSource test)

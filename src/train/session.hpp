@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "voltapile/comm/communicator.hpp"
+#include "voltapile/comm/transport.hpp"
 #include "voltapile/data/data.hpp"
 #include "voltapile/train/engine.hpp"
 #include "voltapile/train/metrics.hpp"
@@ -42,7 +43,8 @@ int host_threads(const Deck& deck, Communicator& world);
 std::unique_ptr<Device> make_device(const Deck& deck, Communicator& world,
                                     const std::filesystem::path& run_dir);
 // Links for this plan's mesh and chunk table.
-Links make_plan_links(const Plan& plan, std::unique_ptr<Communicator> world);
+Links make_plan_links(const Plan& plan, std::unique_ptr<Communicator> world, Device& device,
+                      Transport transport);
 
 // Evaluation of the weights now in `context`; every picture counted once. Collective.
 class Evaluator {

@@ -14,9 +14,11 @@ namespace voltapile {
 
 namespace {
 
-// What ties a rank to the others; it outlives everything that communicates.
+// What ties a rank to the others; it outlives everything that communicates. Links go before the
+// device: when they are torn down by an exception they let go its lanes, which may wait for others.
 struct Ranks {
   std::unique_ptr<Communicator> world;  // until links take it over
+  std::unique_ptr<Device> device;
   Links links;
 
   Communicator& control() { return world ? *world : *links.world; }
@@ -85,19 +87,29 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
   };
   Communicator& control = *world;
   const int rank = control.rank();
-  std::unique_ptr<Device> device;
+  std::unique_ptr<Device>& device = ranks.device;
+  TransportChoice transport;
   agree(control, [&] { device = make_device(plan.deck, control, run_dir); });
+  agree(control,
+        [&] { transport = choose_transport(control, *device, plan.deck.parallel.transport); });
   say(format("{}: {} on {}, {} parameters, {} schedule", run_dir.string(), plan.mesh.text(),
              device->describe(),
              show_count(static_cast<double>(plan.architecture.parameter_count())),
              plan.deck.parallel.schedule));
   for (const std::string& note : plan.notes) say("  " + note);
+  if (!transport.why.empty()) {
+    say(format("  parallel.transport = \"auto\" became \"{}\": {}",
+               transport.transport == Transport::nccl ? "nccl" : "staged", transport.why));
+  }
   say(format("  data.workers: {} to read pictures", reading_threads(plan.deck)));
   say(checkpoint
           ? format("continuing from {} (step {} of {})", checkpoint->string(), stored->step, total)
           : format("starting: {} steps of {} samples, {} pictures to learn from", total,
                    plan.deck.batch.global, show_grouped(data.samples)));
-  Links& links = ranks.links = make_plan_links(plan, std::move(world));
+  if (folder && checkpoint)
+    for (const std::string& change : folder->changes()) say("  changed: " + change);
+  Links& links = ranks.links =
+      make_plan_links(plan, std::move(world), *device, transport.transport);
   std::unique_ptr<RankContext> context;
   std::unique_ptr<Training> training;
   agree(control, [&] {
@@ -132,9 +144,13 @@ EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions&
   });
   Communicator& control = *world;
   const int rank = control.rank();
-  std::unique_ptr<Device> device;
+  std::unique_ptr<Device>& device = ranks.device;
+  TransportChoice transport;
   agree(control, [&] { device = make_device(plan.deck, control, {}); });
-  Links& links = ranks.links = make_plan_links(plan, std::move(world));
+  agree(control,
+        [&] { transport = choose_transport(control, *device, plan.deck.parallel.transport); });
+  Links& links = ranks.links =
+      make_plan_links(plan, std::move(world), *device, transport.transport);
   std::unique_ptr<RankContext> context;
   std::unique_ptr<Evaluator> evaluator;
   agree(control, [&] {
@@ -152,7 +168,7 @@ auto in_step(std::unique_ptr<Communicator> world, Run&& run)
     -> decltype(run(std::declval<Ranks&>())) {
   std::exception_ptr shared;
   {
-    Ranks ranks{std::move(world), {}};
+    Ranks ranks{std::move(world), nullptr, {}};
     try {
       return run(ranks);
     } catch (const SharedError&) { shared = std::current_exception(); }

@@ -31,14 +31,17 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
     restore(context_, *checkpoint, Restore::everything);
     const RunState stored = read_run_state(*checkpoint);
     state.inputs.step = stored.step;
-    state.loss_scale = stored.loss_scale;
-    state.good_steps = stored.good_steps;
+    // A run that goes on in another type starts that type's scale.
+    if (parse_deck(stored.deck, "checkpoint").precision.type == deck.precision.type) {
+      state.loss_scale = stored.loss_scale;
+      state.good_steps = stored.good_steps;
+    }
     state.adam_step = stored.adam_step;
     state.skipped_steps = stored.skipped_steps;
     samples_ = stored.samples;
     saved_ = stored.step;
     // Else a job that starts again after each failure would step over the limit.
-    skipped_in_a_row_ = skipped_before(checkpoints_.parent_path(), stored.step);
+    skipped_in_a_row_ = skipped_before(checkpoint->parent_path().parent_path(), stored.step);
   });
   issued_ = waited_ = state.inputs.step;
   engine_.set_state(state);
@@ -112,7 +115,9 @@ void Training::finish_step() {
   else skipped_in_a_row_ = 0;
   if (!leads()) return;
   metrics_->add(record);
-  if (progress_) progress_->show(record);
+  if (saver_.saved() != nullptr) announce(*saver_.saved());
+  const bool saving = saver_.under_way() && !saver_.ended();
+  if (progress_) progress_->show(record, saving ? format("saving step {}", saved_) : "");
   if (options_.on_step) options_.on_step(record);
 }
 
@@ -133,8 +138,26 @@ void Training::evaluate() {
   }
 }
 
+void Training::finish_save() {
+  if (!saver_.under_way()) return;
+  const Saver::Saved saved = saver_.finish();
+  longest_save_ = std::max(longest_save_, saved.seconds);
+  announce(saved);
+}
+
+// Said once, as soon as it is known.
+void Training::announce(const Saver::Saved& saved) {
+  if (!leads() || options_.quiet || announced_ == saved.step) return;
+  announced_ = saved.step;
+  if (progress_) progress_->finish();
+  log::info(format("step {}: saved {} in {}; training stood still for {} of it", saved.step,
+                   saved.folder.string(), show_seconds(saved.seconds),
+                   show_seconds(saved.stall_seconds)));
+}
+
 void Training::save() {
   drain();
+  finish_save();
   if (saved_ == waited_) return;
   const double began = now_seconds();
   const StepState state = engine_.next_state();
@@ -146,25 +169,13 @@ void Training::save() {
                      .adam_step = state.adam_step,
                      .skipped_steps = state.skipped_steps,
                      .deck = write_deck(plan_.deck)};
-  // Each part that may fail on one rank alone is agreed on before the next, which all ranks take
-  // part in.
-  StagedState staged;
   agree(control_, [&] {
     if (metrics_) metrics_->publish();
-    staged = stage(context_);
+    saver_.copy();
   });
-  std::filesystem::path folder;
-  agree(control_, [&] {
-    folder = write(context_, staged, checkpoints_, run, plan_.deck.checkpoint.keep_last);
-  });
+  saver_.start(run, plan_.deck.checkpoint.keep_last);
   saved_ = waited_;
-  last_step_at_ += now_seconds() - began;
-  longest_save_ = std::max(longest_save_, now_seconds() - began);
-  if (!leads()) return;
-  if (progress_) progress_->finish();
-  if (!options_.quiet)
-    log::info(format("step {}: saved {} ({})", waited_, folder.string(),
-                     show_seconds(now_seconds() - began)));
+  last_step_at_ += now_seconds() - began;  // not the next step's time
 }
 
 // Whether the time limit would pass before the steps in flight and a checkpoint are done.
@@ -182,8 +193,9 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
   while (issued_ < total_ && !stop_) {
     const StepInputs inputs{learning_rate(deck.optimizer, issued_, total_), issued_,
                             samples_ + (issued_ - waited_) * deck.batch.global};
+    // Whether a save has failed is known at different times on different ranks: they stop together.
     engine_.issue(inputs, loader_ ? loader_->next() : ring_.batches.front(),
-                  stop_requested() || time_is_short());
+                  stop_requested() || time_is_short() || saver_.failed());
     ++issued_;
     // The host stays one step ahead of the device.
     if (issued_ - waited_ > 1) finish_step();
@@ -191,10 +203,12 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
     if (issued_ < total_ && due(deck.checkpoint.every_steps)) save();
   }
   drain();
+  finish_save();
   summary_.seconds = now_seconds() - began_;
   const bool finished = waited_ == total_;
   if (finished) evaluate();
   if (!finished || deck.checkpoint.at_end) save();
+  finish_save();
   if (metrics_) metrics_->publish();
   if (progress_) progress_->finish();
   summary_.steps = waited_;

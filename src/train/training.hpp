@@ -8,6 +8,7 @@
 #include "voltapile/train/run_folder.hpp"
 #include "voltapile/train/trainer.hpp"
 
+#include "saver.hpp"
 #include "session.hpp"
 
 namespace voltapile {
@@ -22,11 +23,11 @@ class Training {
         context_(context),
         options_(options),
         folder_(folder),
-        checkpoints_(std::move(checkpoints)),
         data_(std::move(data)),
         total_(total),
         engine_(context, plan.train),
-        ring_(make_ring(context, plan.train, plan.batches_held())) {
+        ring_(make_ring(context, plan.train, plan.batches_held())),
+        saver_(context, *context.links().checkpoint, std::move(checkpoints)) {
     if (test.samples > 0) evaluator_.emplace(context, std::move(test));
   }
 
@@ -37,7 +38,9 @@ class Training {
   void finish_step();
   void evaluate();  // where the deck has a test part
   bool time_is_short() const;
-  void save();
+  void save();         // begins; training goes on
+  void finish_save();  // of the save under way, if any
+  void announce(const Saver::Saved& saved);
   void drain() {
     while (waited_ < issued_) finish_step();
     engine_.drain();
@@ -50,17 +53,17 @@ class Training {
   RankContext& context_;
   const TrainOptions& options_;
   RunFolder* folder_;  // rank 0 only
-  std::filesystem::path checkpoints_;
   OpenedSource data_;
   int64_t total_;
   Engine engine_;
   std::optional<Evaluator> evaluator_;
   BatchRing ring_;
+  Saver saver_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Progress> progress_;
   SummaryTimers timers_;
-  int64_t issued_ = 0, waited_ = 0, saved_ = -1;  // steps
+  int64_t issued_ = 0, waited_ = 0, saved_ = -1, announced_ = -1;  // steps
   int64_t samples_ = 0;
   int64_t skipped_in_a_row_ = 0;
   bool stop_ = false;

@@ -7,45 +7,19 @@ two warm-up steps. The saving is the plan's count of activation bytes.
 """
 
 import argparse
-import json
-import pathlib
 import statistics
 import subprocess
-import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = ROOT / "build/src/voltapile"
+from runs import PROGRAM, ROOT, settings, train
+
 DECK = ROOT / "input_decks/vit_tiny_synthetic.toml"
-SHAPE = ["--set", "model.depth=24", "--set", "batch.global=16", "--set", "batch.micro=16"]
-RECOMPUTE = ["--set", "memory.recompute=layers", "--set", "memory.checkpoint_every=4"]
+SHAPE = settings(**{"model.depth": 24, "batch.global": 16, "batch.micro": 16})
+RECOMPUTE = settings(**{"memory.recompute": "layers", "memory.checkpoint_every": 4})
 
 
 def step(overrides):
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [
-                PROGRAM,
-                "train",
-                DECK,
-                "--set",
-                f"run.dir={folder}",
-                "--set",
-                "run.steps=8",
-                "--set",
-                "run.name=bench",
-                "--set",
-                "data.synthetic_test=32",
-                "--set",
-                "checkpoint.at_end=false",
-                *SHAPE,
-                *overrides,
-            ],
-            check=True,
-            capture_output=True,
-        )
-        lines = (pathlib.Path(folder) / "bench/metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    return statistics.median([r["seconds"] for r in records if r["kind"] == "train"][2:])
+    fixed = settings(**{"run.steps": 8, "data.synthetic_test": 32})
+    return statistics.median([r["seconds"] for r in train(DECK, *fixed, *SHAPE, *overrides)][2:])
 
 
 def main():

@@ -9,15 +9,12 @@ step after two warm-up steps. voltapile reads its batches in that time; PyTorch 
 """
 
 import argparse
-import json
 import os
-import pathlib
 import statistics
 import subprocess
 import sys
-import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from runs import ROOT, settings, spread, train
 
 PYTORCH = """
 import sys, time, torch, timm
@@ -59,32 +56,14 @@ def pytorch(arguments):
 
 
 def voltapile(arguments):
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [
-                ROOT / "build/src/voltapile",
-                "train",
-                ROOT / "input_decks/vit_tiny_synthetic.toml",
-                "--set",
-                f"run.dir={folder}",
-                "--set",
-                f"run.steps={arguments.steps}",
-                "--set",
-                f"run.threads={arguments.threads}",
-                "--set",
-                "run.name=bench",
-                "--set",
-                "data.synthetic_test=32",
-                "--set",
-                "checkpoint.at_end=false",
-                *[part for key in arguments.set for part in ("--set", key)],
-            ],
-            check=True,
-            capture_output=True,
-        )
-        lines = (pathlib.Path(folder) / "bench/metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    return median_step([record["seconds"] for record in records if record["kind"] == "train"])
+    fixed = {
+        "run.steps": arguments.steps,
+        "run.threads": arguments.threads,
+        "data.synthetic_test": 32,
+    }
+    more = [part for key in arguments.set for part in ("--set", key)]
+    deck = ROOT / "input_decks/vit_tiny_synthetic.toml"
+    return median_step([r["seconds"] for r in train(deck, *settings(**fixed), *more)])
 
 
 def main():
@@ -105,11 +84,10 @@ def main():
             f"ratio {theirs[-1] / ours[-1]:.2f}",
             flush=True,
         )
-    ratios = sorted(b / a for a, b in zip(ours, theirs))
+    ratios = [b / a for a, b in zip(ours, theirs)]
     print(
-        f"median: voltapile {statistics.median(ours):.3f} s ({min(ours):.3f} to {max(ours):.3f}), "
-        f"PyTorch {statistics.median(theirs):.3f} s ({min(theirs):.3f} to {max(theirs):.3f}), "
-        f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        f"median: voltapile {spread(ours, 3, ' s')}, PyTorch {spread(theirs, 3, ' s')}, "
+        f"ratio {spread(ratios, 2)}"
     )
 
 

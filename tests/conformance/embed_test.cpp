@@ -11,8 +11,10 @@ TEST_P(Embed, patches_are_normalised_and_ordered_like_a_convolution_kernel) {
     int64_t batch, channels, height, width, patch_height, patch_width;
   };
   const double mean[] = {0.485, 0.456, 0.406}, deviation[] = {0.229, 0.224, 0.225};
-  for (const Extents& e : {Extents{1, 1, 1, 1, 1, 1}, Extents{2, 1, 28, 28, 4, 4},
-                           Extents{2, 3, 12, 20, 3, 5}, Extents{1, 3, 8, 4, 2, 4}}) {
+  for (const Extents& e :
+       {Extents{1, 1, 1, 1, 1, 1}, Extents{2, 1, 28, 28, 4, 4}, Extents{2, 3, 12, 20, 3, 5},
+        Extents{1, 3, 8, 4, 2, 4}, Extents{2, 3, 48, 64, 16, 16}, Extents{1, 3, 28, 42, 14, 14},
+        Extents{1, 1, 66, 1020, 33, 510}, Extents{3, 2, 5, 21, 5, 3}}) {
     const int64_t elements = e.batch * e.channels * e.height * e.width;
     Values pixels(static_cast<size_t>(elements));
     for (size_t i = 0; i < pixels.size(); ++i) pixels[i] = static_cast<double>((i * 37 + 5) % 256);
@@ -42,7 +44,7 @@ TEST_P(Embed, patches_are_normalised_and_ordered_like_a_convolution_kernel) {
 
 TEST_P(Embed, positions_with_and_without_a_class_token) {
   for (const auto& [batch, patches, columns] :
-       {std::array<int64_t, 3>{1, 1, 1}, {3, 6, 5}, {2, 49, 64}, {5, 196, 33}})
+       {std::array<int64_t, 3>{1, 1, 1}, {3, 6, 5}, {2, 49, 64}, {5, 196, 33}, {19, 9, 1032}})
     for (const bool with_class : {false, true}) {
       const int64_t rows = patches + with_class;
       const Tensor tokens = random(type(), {batch, patches, columns}),
@@ -78,9 +80,16 @@ TEST_P(Embed, positions_with_and_without_a_class_token) {
     }
 }
 
+TEST_P(Embed, a_token_is_pooled_bit_by_bit) {
+  const Tensor x = given(type(), {1, 2, 3}, {-0.0, 3, -1, 5, 6, 7}), y = poisoned(type(), {1, 3});
+  kernels().pool(x, false, y, stream());
+  expect_equal(y, {0, 3, -1}, "token");
+  EXPECT_TRUE(std::signbit(read(y)[0]));
+}
+
 TEST_P(Embed, pooling_by_mean_and_by_token) {
   for (const auto& [batch, rows, columns] :
-       {std::array<int64_t, 3>{1, 1, 1}, {3, 7, 5}, {2, 50, 64}})
+       {std::array<int64_t, 3>{1, 1, 1}, {3, 7, 5}, {2, 50, 64}, {2, 197, 1032}})
     for (const bool mean : {false, true}) {
       const Tensor x = random(type(), {batch, rows, columns}),
                    pooled = poisoned(type(), {batch, columns}),

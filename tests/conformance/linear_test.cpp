@@ -102,6 +102,60 @@ TEST_P(Linear, backward_of_the_weight_is_added_to_what_is_there) {
   }
 }
 
+// A matrix may be a slice of something longer: its first element is then aligned to itself only.
+TEST_P(Linear, operands_may_start_anywhere) {
+  const int64_t rows = 65, in = 64, out = 48;
+  const auto behind_one = [](const Tensor& t, int64_t r, int64_t c) {
+    return t.view.slice_flat(1, 1 + r * c).reshaped({r, c});
+  };
+  const auto values_behind_one = [](const Tensor& t) {
+    return Values(t.values.begin() + 1, t.values.end());
+  };
+  const Tensor x = random(type(), {1 + rows * in}), w = random(type(), {1 + out * in}),
+               b = random(type(), {1 + out}), y = poisoned(type(), {1 + rows * out}),
+               activated = poisoned(type(), {1 + rows * out}), dw = random(acc(), {1 + out * in}),
+               db = random(acc(), {1 + out});
+  const TensorView y_view = behind_one(y, rows, out),
+                   activated_view = behind_one(activated, rows, out);
+  kernels().linear_gelu(behind_one(x, rows, in), behind_one(w, out, in),
+                        b.view.slice_flat(1, out + 1), y_view, activated_view, stream());
+  const Values x_values = values_behind_one(x);
+  Values wanted = product(x_values, transposed(values_behind_one(w), out, in), rows, in, out);
+  add_rows(wanted, values_behind_one(b));
+  expect_near(y_view, wanted, "x w^T + b");
+  for (double& v : wanted) v = gelu_of(v);
+  expect_near(activated_view, wanted, "gelu(x w^T + b)");
+
+  const Values dy = read(y_view);
+  kernels().linear_backward_weight(y_view, behind_one(x, rows, in), behind_one(dw, out, in),
+                                   db.view.slice_flat(1, out + 1), stream());
+  Values wanted_dw = product(transposed(dy, rows, out), x_values, out, rows, in),
+         wanted_db = values_behind_one(db);
+  add_rows(wanted_dw, values_behind_one(dw));
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < out; ++c)
+      wanted_db[static_cast<size_t>(c)] += dy[static_cast<size_t>(r * out + c)];
+  expect_near(behind_one(dw, out, in), wanted_dw, "dw");
+  expect_near(db.view.slice_flat(1, out + 1), wanted_db, "db");
+}
+
+TEST_P(Linear, the_same_call_gives_the_same_bits) {
+  const Tensor x = random(type(), {300, 130}), w = random(type(), {70, 130}),
+               y = poisoned(type(), {300, 70}), again = poisoned(type(), {300, 70}),
+               dy = random(type(), {300, 70}),
+               dw = given(acc(), {70, 130}, Values(70 * 130, 0.0)),
+               dw_again = given(acc(), {70, 130}, Values(70 * 130, 0.0)),
+               db = given(acc(), {70}, Values(70, 0.0)),
+               db_again = given(acc(), {70}, Values(70, 0.0));
+  kernels().linear(x, w, {}, y, stream());
+  kernels().linear(x, w, {}, again, stream());
+  expect_equal(again, read(y), "x w^T");
+  kernels().linear_backward_weight(dy, x, dw, db, stream());
+  kernels().linear_backward_weight(dy, x, dw_again, db_again, stream());
+  expect_equal(dw_again, read(dw), "dw");
+  expect_equal(db_again, read(db), "db");
+}
+
 TEST_P(Linear, no_rows_leave_weight_gradients_alone) {
   const Tensor dy = poisoned(type(), {0, 8}), x = poisoned(type(), {0, 5}),
                dw = random(acc(), {8, 5}), db = random(acc(), {8});

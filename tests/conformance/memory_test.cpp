@@ -14,6 +14,50 @@ TEST_P(Memory, fill_writes_every_element) {
   }
 }
 
+TEST_P(Memory, fill_sets_counters_too) {
+  const Tensor t = poisoned(DType::i32, {1003});
+  kernels().fill(t, -7, stream());
+  expect_equal(t, Values(1003, -7.0), "filled");
+}
+
+// Pieces of flat buffers start anywhere; their neighbours are somebody else's.
+TEST_P(Memory, pieces_at_any_offset_are_worked_on_alone) {
+  const int64_t n = 5000;
+  for (const auto& [begin, end] : {std::array<int64_t, 2>{0, 4999},
+                                   {1, 2},
+                                   {1, 4098},
+                                   {2, 5},
+                                   {3, 4000},
+                                   {5, 4093},
+                                   {7, 5000},
+                                   {8, 8}}) {
+    const Tensor a = random(type(), {n}), b = random(type(), {n}), sum = random(type(), {n}),
+                 filled = random(type(), {n}), wide = random(DType::f32, {n}),
+                 narrow = random(type(), {n});
+    const auto piece = [&, from = begin, to = end](const Tensor& t) {
+      return t.view.slice_flat(from, to);
+    };
+    kernels().add(piece(a), piece(b), piece(sum), stream());
+    kernels().fill(piece(filled), 0.5, stream());
+    // Both of one offset, and each of another.
+    kernels().cast(piece(wide), piece(narrow), stream());
+    Values added = sum.values, half = filled.values, cast = narrow.values;
+    const Values rounded = given(type(), {n}, wide.values).values;
+    for (int64_t i = begin; i < end; ++i) {
+      added[i] = a[i] + b[i];
+      half[i] = 0.5;
+      cast[i] = rounded[i];
+    }
+    expect_equal(sum, given(type(), {n}, added).values, "sum");
+    expect_equal(filled, half, "filled");
+    expect_equal(narrow, cast, "cast");
+    if (begin == 0) continue;
+    kernels().cast(wide.view.slice_flat(0, end - begin), piece(narrow), stream());
+    for (int64_t i = begin; i < end; ++i) cast[i] = rounded[i - begin];
+    expect_equal(narrow, cast, "cast to another offset");
+  }
+}
+
 TEST_P(Memory, cast_rounds_to_nearest_even) {
   for (const DType to : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
     const Tensor from = random(type(), {20011}, 300), out = poisoned(to, {20011});

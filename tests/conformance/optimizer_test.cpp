@@ -42,6 +42,47 @@ TEST_P(Optimizer, numbers_that_are_not_finite_are_counted_and_the_first_paramete
   expect_equal(bad, {2}, "first bad parameter");
 }
 
+// As of a model: hundreds of tensors of every size, some empty here, at any offset of a buffer that
+// itself starts anywhere.
+TEST_P(Optimizer, many_pieces_at_any_offset_and_always_the_same_bits) {
+  std::vector<NormPiece> pieces;
+  int64_t at = 3;
+  for (int i = 0; i < 900; ++i) {
+    const int64_t length = i % 7 == 0 ? 0 : i % 97 == 0 ? 20000 : 1 + i * 37 % 331;
+    pieces.push_back({at, at + length, 1000 - i});
+    at += length + i % 3;
+  }
+  Values values = random(type(), {at + 5}, 3).values;
+  double squares = 0;
+  for (const NormPiece& piece : pieces)
+    for (int64_t i = piece.begin; i < piece.end; ++i) squares += values[5 + i] * values[5 + i];
+  const auto sum = [&](const Tensor& g, const Tensor& bad) {
+    const Tensor slots = given(DType::f64, {4}, {0, 0, 0, 0});
+    kernels().sum_squares(g.view.slice_flat(5, at + 5), pieces, slots, bad, stream());
+    return read(slots);
+  };
+  const Tensor g = given(type(), {at + 5}, values), bad = given(DType::i32, {1}, {INT_MAX});
+  const Values got = sum(g, bad);
+  EXPECT_NEAR(got[NormSlots::squares], squares, 1e-9 * squares);
+  EXPECT_EQ(got[NormSlots::not_finite], 0);
+  EXPECT_EQ(sum(g, bad)[NormSlots::squares], got[NormSlots::squares]);
+  expect_equal(bad, {INT_MAX}, "no bad parameter");
+
+  // The last element of one tensor and the first of a later one, whose id is smaller.
+  values[5 + pieces[388].end - 1] = NAN;
+  values[5 + pieces[803].begin] = INFINITY;
+  EXPECT_EQ(sum(given(type(), {at + 5}, values), bad)[NormSlots::not_finite], 2);
+  expect_equal(bad, {1000 - 803}, "smallest bad parameter");
+}
+
+TEST_P(Optimizer, no_pieces_leave_the_slots_alone) {
+  const Tensor g = random(type(), {10}), slots = given(DType::f64, {4}, {1, 2, 3, 4}),
+               bad = given(DType::i32, {1}, {9});
+  kernels().sum_squares(g, {}, slots, bad, stream());
+  expect_equal(slots, {1, 2, 3, 4}, "slots");
+  expect_equal(bad, {9}, "first bad parameter");
+}
+
 struct Norm {
   double squares, not_finite = 0;
 };
@@ -142,6 +183,61 @@ TEST_P(Optimizer, adamw_follows_the_published_rule) {
     const Tensor rounded = given(type(), {n}, read(master));
     expect_equal(w, rounded.values, "weights are the master's numbers rounded");
   }
+}
+
+// One launch over hundreds of tensors: decay begins and ends anywhere, and so do shards.
+TEST_P(Optimizer, adamw_decays_the_given_ranges_alone_in_a_shard_at_any_offset) {
+  std::vector<Range> decayed;
+  int64_t n = 0;
+  for (int i = 0; i < 300; ++i) {
+    const int64_t begin = n + i % 5, end = begin + (i % 50 == 0 ? 5000 : 1 + i * 7 % 61);
+    decayed.push_back({begin, end});
+    n = end + (i % 4 == 0 ? 0 : i % 11);
+  }
+  n += 6001;
+  AdamW rules;
+  rules.weight_decay = 1;
+  StepState state;
+  state.inputs.learning_rate = 0.25;
+  state.multiplier = 1;
+  const StepState* placed = place(state);
+  for (const int64_t offset : {0, 1, 4, 6}) {
+    // No gradient and no moments: only decay moves a parameter.
+    const Values zeros(static_cast<size_t>(n + 8), 0.0);
+    const Tensor g = given(type(), {n + 8}, zeros), master = random(acc(), {n + 8}),
+                 m = given(acc(), {n + 8}, zeros), v = given(acc(), {n + 8}, zeros),
+                 w = random(type(), {n + 8});
+    const auto shard = [&, from = offset](const Tensor& t) {
+      return t.view.slice_flat(from, from + n);
+    };
+    kernels().adamw(shard(g), shard(master), shard(m), shard(v), shard(w), decayed, rules, placed,
+                    stream());
+    Values wanted = master.values, weights = w.values;
+    for (const Range& r : decayed)
+      for (int64_t i = r.begin; i < r.end; ++i) wanted[offset + i] *= 0.75;
+    expect_near(master, wanted, "master");
+    const Values rounded = given(type(), {n + 8}, read(master)).values;
+    for (int64_t i = offset; i < offset + n; ++i) weights[i] = rounded[i];
+    expect_equal(w, weights, "weights");
+    expect_equal(m, zeros, "m");
+  }
+}
+
+TEST_P(Optimizer, adamw_keeps_weights_of_the_accumulate_type_in_the_master) {
+  if (type() != acc()) GTEST_SKIP() << "weights are rounded";
+  const int64_t n = 5003;
+  const Tensor g = random(type(), {n}), master = random(acc(), {n}), m = random(acc(), {n}, 0.1),
+               v = given(acc(), {n}, Values(n, 0.25)), apart = given(acc(), {n}, master.values),
+               m2 = given(acc(), {n}, m.values), v2 = given(acc(), {n}, v.values),
+               w = poisoned(type(), {n});
+  StepState state;
+  state.inputs.learning_rate = 0.01;
+  state.multiplier = 1;
+  const StepState* placed = place(state);
+  kernels().adamw(g, master, m, v, master, {}, AdamW{}, placed, stream());
+  kernels().adamw(g, apart, m2, v2, w, {}, AdamW{}, placed, stream());
+  expect_equal(master, read(apart), "in one place and in two");
+  expect_equal(w, read(apart), "weights");
 }
 
 TEST_P(Optimizer, adamw_leaves_everything_alone_when_the_step_is_skipped) {

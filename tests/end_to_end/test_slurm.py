@@ -217,7 +217,7 @@ def test_a_job_saves_before_its_time_limit_and_comes_back(queue, launcher):
 @pytest.mark.parametrize("launcher", LAUNCHERS if FULL else ["srun"])
 def test_a_decks_own_time_limit_makes_the_job_come_back(queue, unbroken, launcher):
     seconds = sum(line["seconds"] for line in metrics(unbroken))
-    limit = f"run.walltime={2 + seconds / 2:.0f}s"
+    limit = f"run.walltime={2.5 + 0.6 * seconds:.1f}s"
     job = queue.submit(queue.program.deck(LONG), limit, VOLTAPILE_LAUNCHER=launcher)
     assert queue.wait(job) == "COMPLETED", queue.output()
     assert queue.restarts(job) > 0, "the run was over before its time"

@@ -25,7 +25,8 @@ wait_for() {
   return 1
 }
 
-gone() { ! kill -0 "$1" 2>/dev/null; }
+# Where nobody waits for orphans (a container), an ended process stays as a zombie.
+gone() { ! kill -0 "$1" 2>/dev/null || grep -q '^State:.Z' "/proc/$1/status"; }
 
 stop() {
   if [ -s "$folder/slurmctld.pid" ]; then

@@ -14,7 +14,8 @@ enum class Purpose : uint32_t {
   order = 3,
   augment = 4,
   synthetic = 5,
-  quantise = 6
+  quantise = 6,
+  dropout = 7
 };
 
 constexpr std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter,

@@ -1,6 +1,7 @@
 // SEAM 2: ranks talk. Backends: solo, thread, mpi, dry; nccl and staged in cuda_kernels/.
-// A size-1 communicator is the identity; nobody asks "is tp > 1?". Reductions of 16-bit types are
-// summed in f32 in rank order and rounded once, so thread and mpi give the same bits.
+// A size-1 communicator is the identity; nobody asks "is tp > 1?". The host's backends (solo,
+// thread, mpi, and staged, which uses them) sum 16-bit types in f32 in rank order and round once,
+// so all of them give the same bits. nccl has an order of its own: see transport.hpp.
 #pragma once
 #include <functional>
 #include <map>
@@ -15,6 +16,8 @@
 #include "voltapile/mesh/mesh.hpp"
 
 namespace voltapile {
+
+enum class Transport;  // deck.hpp
 
 // Thrown by blocked and later calls after a peer failed or abort() was called: an echo of a
 // failure, never its cause. Who prints errors should let the cause's rank speak last.
@@ -79,20 +82,24 @@ class Communicator {
   std::string place;  // how messages call this rank: "rank 5 (pp1 dp0 tp1)" after make_links
 };
 
-// The communicators of one rank, one per axis *and lane*, and one per directed pipeline edge.
+// The communicators of one rank, one per axis *and lane*, and one per directed pipeline edge. All
+// but `world`, which is for control and knows host memory only, take the device's memory.
 struct Links {
   std::unique_ptr<Communicator> world;
   std::unique_ptr<Communicator> tensor;         // compute lane: collectives inside layers
   std::unique_ptr<Communicator> tensor_reduce;  // dp lane: gradients of replicated parameters
   std::unique_ptr<Communicator> data;           // dp lane: reduce-scatter, all-gather
   std::unique_ptr<Communicator> norm;           // dp lane: the world again
+  std::unique_ptr<Communicator> checkpoint;     // the world again, for the host's saving thread
   // (from pipeline rank, to pipeline rank) -> two ranks, `from` is 0; null where this rank is
   // neither. Activations go from -> to on edges of consecutive chunks, gradients on the edge back.
   std::map<std::pair<int, int>, std::unique_ptr<Communicator>> edges;
 };
-// Collective. `edges` must be the same sorted list on every rank.
+// Collective. `edges` must be the same sorted list on every rank; `device` must outlive the links.
+// All connections are open when it returns.
 Links make_links(std::unique_ptr<Communicator> world, const Mesh& mesh,
-                 const std::vector<std::pair<int, int>>& edges);
+                 const std::vector<std::pair<int, int>>& edges, Device& device,
+                 Transport transport);
 
 std::unique_ptr<Communicator> make_solo();
 // A world of any size seen from one rank: counts calls and bytes, moves nothing.

@@ -20,6 +20,9 @@ enum class Position { learned, sine2d };
 enum class Recompute { none, layers, selective };
 enum class ActivationStore { working, int8, host };
 enum class GradientStore { automatic, f32, working };
+// nccl: from GPU to GPU, one rank a GPU. staged: through pinned host memory and the host's
+// communicator, for ranks that share a GPU and for clusters without NCCL.
+enum class Transport { automatic, nccl, staged };
 enum class Sequence { automatic, on, off };
 enum class DataFormat { synthetic, idx, folder, tar, hdf5 };
 enum class LearningRateSchedule { constant, cosine, linear };
@@ -60,6 +63,7 @@ struct Deck {
     std::string schedule;       // a builder's name, or "file"
     int chunks{};               // chunks per pipeline rank
     std::string schedule_file;  // resolved against the deck's folder
+    Transport transport{};
     bool operator==(const Parallel&) const = default;
   } parallel;
   struct Batch {

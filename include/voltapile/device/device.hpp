@@ -58,6 +58,8 @@ class Device {
   virtual Buffer allocate_host(size_t bytes,
                                std::string_view what) = 0;  // visible to copies on every lane
   virtual size_t allocated_bytes() const = 0;
+  // Device memory that this process holds besides: the driver's, its libraries' and their code.
+  virtual size_t overhead_bytes() const { return 0; }
   virtual Stream& stream(Lane lane) = 0;
   virtual Event record(Stream& stream) = 0;
   virtual void wait(

@@ -8,6 +8,7 @@
 // owns them). R rows, C columns. An empty TensorView leaves an optional operand out.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -58,6 +59,32 @@ struct DropPath {
   uint32_t item = 0;                 // 2 * block + (0 attention | 1 mlp)
   const StepState* state = nullptr;  // on the device; may be null when rate is 0
   int64_t sample_offset = 0, row_offset = 0, rows_per_sample = 1;
+};
+
+// Dropout of single elements: element (r, c) of x (R, C) is kept if uniform(seed, dropout, item, k)
+// >= rate, and is then divided by (1 - rate). k counts the elements of the whole run's tensor, of
+// which x holds some rows and columns: k = (state->inputs.first_sample + sample_offset) *
+// rows_per_sample * row_columns + (row_offset + r) * row_columns + column_offset + c. Its number is
+// random_words(seed, dropout, item, k / 4)[k % 4].
+struct Dropout {
+  float rate = 0;
+  uint64_t seed = 0;
+  uint32_t item = 0;                 // names the place in the model
+  const StepState* state = nullptr;  // on the device; may be null when rate is 0
+  int64_t sample_offset = 0, row_offset = 0, rows_per_sample = 1;
+  int64_t column_offset = 0, row_columns = 0;  // 0: x holds all columns of its rows
+};
+
+// Elements that share a scale in 8-bit tensors.
+constexpr int64_t kQuantiseBlock = 256;
+// How quantise_8bit rounds: without a seed to the nearest code, ties to even; with one up or down
+// at random, so that the mean is right. Element i draws random_words(seed, quantise, item, e / 4)[e
+// % 4], e = step * 2^40 + first_index + i.
+struct Rounding {
+  std::optional<uint64_t> seed;
+  uint32_t item = 0;                 // names the tensor
+  const StepState* state = nullptr;  // on the device; each step draws anew. Null: as in step 0
+  int64_t first_index = 0;           // of x within its tensor: whole blocks, below 2^40
 };
 
 struct Targets {
@@ -211,6 +238,20 @@ class Kernels {
   virtual void adamw(TensorView gradients, TensorView master, TensorView m, TensorView v,
                      TensorView weights, std::span<const Range> decayed, const AdamW&,
                      const StepState* state, Stream&) = 0;
+
+  // --- 8-bit storage
+  // codes (n) u8, each a signed byte from -127 to 127; scales (ceil(n / kQuantiseBlock)) f32: the
+  // greatest magnitude of a block, divided by 127. Computed in f32; code = x * (127 / greatest),
+  // rounded. A block below 2^-119 counts as zeros. One with a number that is not finite gets a NaN
+  // as its scale, so that all of it is read back as NaN.
+  virtual void quantise_8bit(TensorView x, const Rounding&, TensorView codes, TensorView scales,
+                             Stream&) = 0;
+  // y (n) working = code * scale
+  virtual void dequantise_8bit(TensorView codes, TensorView scales, TensorView y, Stream&) = 0;
+
+  // --- y = x where kept, divided by (1 - rate), else 0; y may alias x. The same call on dy gives
+  // dx.
+  virtual void dropout(TensorView x, const Dropout&, TensorView y, Stream&) = 0;
 };
 
 }  // namespace voltapile

@@ -14,7 +14,8 @@ bool output_is_terminal();
 class Progress {
  public:
   Progress(int64_t first_step, int64_t total_steps, int64_t every, bool terminal);
-  void show(const TrainRecord& record);
+  // `note`: what goes on besides, a few words.
+  void show(const TrainRecord& record, const std::string& note = "");
   void finish();  // leaves the bar on its own line
 
  private:

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "voltapile/deck/deck.hpp"
 
@@ -23,10 +24,13 @@ class RunFolder {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
   void write_deck_file(const Deck& deck) const;
+  // One line for each key that differs from the deck of the run's last session.
+  const std::vector<std::string>& changes() const { return changes_; }
 
  private:
   std::filesystem::path path_;
   int lock_ = -1;
+  std::vector<std::string> changes_;
 };
 
 // The folder that `train` would continue: <dir>/<name>, or the newest <name>.N that --fresh made.

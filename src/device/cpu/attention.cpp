@@ -15,7 +15,7 @@ constexpr int64_t kMostQueries = 128;
 constexpr int64_t kVector = 16;
 
 struct Extents {
-  int64_t batch, tokens, heads, dim;
+  int64_t batch, tokens, heads, dim;              // of one sample: its tokens without padding
   int64_t stride() const { return heads * dim; }  // between tokens of `out`
   int64_t padded() const { return pieces(tokens, kVector) * kVector; }
   // Queries of a block: blocks of one height, so that the last is not a sliver.
@@ -185,41 +185,60 @@ void attention_backward_head(const T* dout, const T* qkv, const T* out, const Ac
   dv.store(n);
 }
 
-// body(first element of the head in qkv, in out, and in lse)
+template <class T>
+void clear_rows(T* to, int64_t rows, int64_t stride, int64_t columns) {
+  for (int64_t r = 0; r < rows; ++r) std::fill_n(to + r * stride, columns, T(0));
+}
+
+// body(first element of the head in qkv, in out, and in lse; the extents of its tokens without
+// padding; how many tokens are padding)
 template <class F>
-void for_heads(ThreadPool& pool, Extents e, F&& body) {
+void for_heads(ThreadPool& pool, const Extents& e, const int32_t* lengths, F&& body) {
   for_pieces(pool, e.batch * e.heads, 1, [&](int64_t index, int64_t) {
     const int64_t b = index / e.heads, h = index % e.heads;
     const int64_t at = b * e.tokens * e.stride() + h * e.dim;
-    body(at + 2 * b * e.tokens * e.stride(), at, index * e.tokens);
+    Extents own = e;
+    if (lengths) {
+      VP_CHECK(1 <= lengths[b] && lengths[b] <= e.tokens,
+               "attention: sample {} has a length of {}, expected 1 to {}", b, lengths[b],
+               e.tokens);
+      own.tokens = lengths[b];
+    }
+    body(at + 2 * b * e.tokens * e.stride(), at, index * e.tokens, own, e.tokens - own.tokens);
   });
 }
 
 }  // namespace
 
-void CpuKernels::attention(TensorView qkv, TensorView lengths, TensorView out, TensorView lse, Stream& stream) {
-  shapes::attention(qkv, out, lse);
+void CpuKernels::attention(TensorView qkv, TensorView lengths, TensorView out, TensorView lse,
+                           Stream& stream) {
+  shapes::attention(qkv, lengths, out, lse);
   launch(qkv.dtype, stream, [=, this](auto tag) {
     using T = decltype(tag);
-    const Extents e = extents_of(qkv);
-    for_heads(pool_, e, [&](int64_t in, int64_t at, int64_t row) {
-      attention_head(qkv.as<T>() + in, out.as<T>() + at, lse.as<Acc<T>>() + row, e);
-    });
+    using A = Acc<T>;
+    for_heads(pool_, extents_of(qkv), optional<int32_t>(lengths),
+              [&](int64_t in, int64_t at, int64_t row, const Extents& e, int64_t padding) {
+                attention_head(qkv.as<T>() + in, out.as<T>() + at, lse.as<A>() + row, e);
+                clear_rows(out.as<T>() + at + e.tokens * e.stride(), padding, e.stride(), e.dim);
+                std::fill_n(lse.as<A>() + row + e.tokens, padding, A(0));
+              });
   });
 }
 
-void CpuKernels::attention_backward(TensorView dout, TensorView qkv, TensorView lengths, TensorView out, TensorView lse,
-                                    TensorView dqkv, Stream& stream) {
-  shapes::attention(qkv, out, lse);
-  shapes::expect("attention_backward", "dout", dout, qkv.dtype, out.elements());
-  shapes::expect("attention_backward", "dqkv", dqkv, qkv.dtype, qkv.elements());
+void CpuKernels::attention_backward(TensorView dout, TensorView qkv, TensorView lengths,
+                                    TensorView out, TensorView lse, TensorView dqkv,
+                                    Stream& stream) {
+  shapes::attention_backward(dout, qkv, lengths, out, lse, dqkv);
   launch(qkv.dtype, stream, [=, this](auto tag) {
     using T = decltype(tag);
-    const Extents e = extents_of(qkv);
-    for_heads(pool_, e, [&](int64_t in, int64_t at, int64_t row) {
-      attention_backward_head(dout.as<T>() + at, qkv.as<T>() + in, out.as<T>() + at,
-                              lse.as<Acc<T>>() + row, dqkv.as<T>() + in, e);
-    });
+    for_heads(pool_, extents_of(qkv), optional<int32_t>(lengths),
+              [&](int64_t in, int64_t at, int64_t row, const Extents& e, int64_t padding) {
+                attention_backward_head(dout.as<T>() + at, qkv.as<T>() + in, out.as<T>() + at,
+                                        lse.as<Acc<T>>() + row, dqkv.as<T>() + in, e);
+                for (int64_t part = 0; part < 3; ++part)
+                  clear_rows(dqkv.as<T>() + in + (3 * e.tokens + part) * e.stride(), padding,
+                             3 * e.stride(), e.dim);
+              });
   });
 }
 

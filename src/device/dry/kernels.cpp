@@ -105,17 +105,17 @@ void DryKernels::residual_backward(TensorView dy, TensorView branch, TensorView 
         {dy, dscale ? branch : TensorView{}, bias, scale, dbranch, dbias, dbias, dscale, dscale});
 }
 
-void DryKernels::attention(TensorView qkv, TensorView lengths, TensorView out, TensorView lse, Stream&) {
-  shapes::attention(qkv, out, lse);
-  count("attention", 2 * head_product_flops(qkv), {qkv, out, lse});
+// Padding is counted as if it were work: lengths lie on the device.
+void DryKernels::attention(TensorView qkv, TensorView lengths, TensorView out, TensorView lse,
+                           Stream&) {
+  shapes::attention(qkv, lengths, out, lse);
+  count("attention", 2 * head_product_flops(qkv), {qkv, lengths, out, lse});
 }
-void DryKernels::attention_backward(TensorView dout, TensorView qkv, TensorView lengths, TensorView out, TensorView lse,
-                                    TensorView dqkv, Stream&) {
-  shapes::attention(qkv, out, lse);
-  shapes::expect("attention_backward", "dout", dout, qkv.dtype, out.elements());
-  shapes::expect("attention_backward", "dqkv", dqkv, qkv.dtype, qkv.elements());
+void DryKernels::attention_backward(TensorView dout, TensorView qkv, TensorView lengths,
+                                    TensorView out, TensorView lse, TensorView dqkv, Stream&) {
+  shapes::attention_backward(dout, qkv, lengths, out, lse, dqkv);
   // The scores once more, and a product for each of dP, dV, dQ, dK.
-  count("attention_backward", 5 * head_product_flops(qkv), {dout, qkv, out, lse, dqkv});
+  count("attention_backward", 5 * head_product_flops(qkv), {dout, qkv, lengths, out, lse, dqkv});
 }
 void DryKernels::qk_norm(TensorView qkv, TensorView gamma_q, TensorView beta_q, TensorView gamma_k,
                          TensorView beta_k, double, TensorView out, TensorView stats, Stream&) {
@@ -205,6 +205,21 @@ void DryKernels::adamw(TensorView gradients, TensorView master, TensorView m, Te
                        Stream&) {
   shapes::adamw(gradients, master, m, v, weights);
   count("adamw", 0, {gradients, master, master, m, m, v, v, weights});
+}
+
+void DryKernels::quantise_8bit(TensorView x, const Rounding& rounding, TensorView codes,
+                               TensorView scales, Stream&) {
+  shapes::quantise("quantise_8bit", x, codes, scales);
+  shapes::rounding(rounding);
+  count("quantise_8bit", 0, {x, codes, scales});
+}
+void DryKernels::dequantise_8bit(TensorView codes, TensorView scales, TensorView y, Stream&) {
+  shapes::quantise("dequantise_8bit", y, codes, scales);
+  count("dequantise_8bit", 0, {codes, scales, y});
+}
+void DryKernels::dropout(TensorView x, const Dropout& drop, TensorView y, Stream&) {
+  shapes::dropout(x, drop, y);
+  count("dropout", 0, {x, y});
 }
 
 }  // namespace voltapile::dry

@@ -74,6 +74,10 @@ class DryKernels final : public Kernels {
   void adamw(TensorView gradients, TensorView master, TensorView m, TensorView v,
              TensorView weights, std::span<const Range> decayed, const AdamW&,
              const StepState* state, Stream&) override;
+  void quantise_8bit(TensorView x, const Rounding&, TensorView codes, TensorView scales,
+                     Stream&) override;
+  void dequantise_8bit(TensorView codes, TensorView scales, TensorView y, Stream&) override;
+  void dropout(TensorView x, const Dropout&, TensorView y, Stream&) override;
 
  private:
   void count(const char* operation, double flops, std::initializer_list<TensorView> operands);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "voltapile/comm/dry.hpp"
+#include "voltapile/comm/transport.hpp"
 
 #include "lane.hpp"
 #include "values.hpp"
@@ -75,7 +76,8 @@ TEST(Links, SplitTheWorldAlongEveryAxisAndEdge) {
   const auto check = [&](std::unique_ptr<Communicator> world) {
     const int rank = world->rank();
     const Coord here = mesh.coord(rank);
-    const Links links = make_links(std::move(world), mesh, edges);
+    const auto device = make_cpu_device(1);
+    const Links links = make_links(std::move(world), mesh, edges, *device, Transport::automatic);
     EXPECT_EQ(links.world->size(), 12);
     EXPECT_EQ(links.tensor->size(), 2);
     EXPECT_EQ(links.tensor->rank(), here.tp);
@@ -98,7 +100,8 @@ TEST(Links, SplitTheWorldAlongEveryAxisAndEdge) {
   const auto check_members = [&](std::unique_ptr<Communicator> world) {
     const int rank = world->rank();
     const Coord here = mesh.coord(rank);
-    const Links links = make_links(std::move(world), mesh, edges);
+    const auto device = make_cpu_device(1);
+    const Links links = make_links(std::move(world), mesh, edges, *device, Transport::automatic);
     const auto number = [&](int pp, int dp, int tp) {
       return std::to_string(mesh.rank({pp, dp, tp}));
     };
@@ -122,13 +125,35 @@ TEST(Links, SplitTheWorldAlongEveryAxisAndEdge) {
 
 TEST(Links, RefuseWhatDoesNotFitTheMesh) {
   const auto links_of = [](Mesh mesh, std::vector<std::pair<int, int>> edges) {
-    make_links(make_dry_communicator(0, 4), mesh, edges);
+    const auto device = make_dry_device();
+    make_links(make_dry_communicator(0, 4), mesh, edges, *device, Transport::automatic);
   };
   EXPECT_NO_THROW(links_of({2, 2, 1}, {{0, 1}, {1, 0}}));
   EXPECT_THROW(links_of({2, 1, 1}, {}), Error);
   EXPECT_THROW(links_of({2, 2, 1}, {{1, 0}, {0, 1}}), Error);
   EXPECT_THROW(links_of({2, 2, 1}, {{0, 2}}), Error);
   EXPECT_THROW(links_of({2, 2, 1}, {{1, 1}}), Error);
+}
+
+// The memory of these devices is the host's: its communicators take it as it is.
+TEST(Transports, AreTheHostsOwnWhereMemoryIs) {
+  const auto cpu = make_cpu_device(1), dry = make_dry_device();
+  for (Device* device : {cpu.get(), dry.get()}) {
+    for (Transport transport : {Transport::automatic, Transport::staged}) {
+      auto host = make_solo();
+      const Communicator* before = host.get();
+      EXPECT_EQ(choose_transport(*host, *device, transport).transport, transport);
+      EXPECT_EQ(choose_transport(*host, *device, transport).why, "");
+      EXPECT_EQ(on_device(std::move(host), *device, transport).get(), before);
+    }
+    try {
+      choose_transport(*make_solo(), *device, Transport::nccl);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::bad_input);
+      EXPECT_NE(std::string(error.what()).find("parallel.transport = \"nccl\""), std::string::npos);
+    }
+  }
 }
 
 // No tensor's memory exists here: a dry communicator must not look at it.

@@ -6,9 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "lane.hpp"
-#include "ranks.hpp"
-#include "values.hpp"
+#include "carriers.hpp"
 
 namespace voltapile::testing {
 namespace {
@@ -75,10 +73,12 @@ void refill(const Call& call, const TensorView& t, int world_rank) {
   if (call.op == Reduction::sum) fill(t, call.seed + static_cast<uint64_t>(world_rank));
 }
 
-void issue(const Call& call, Communicator& c, Stream& lane, const TensorView& t, int world_rank) {
+void issue(const Call& call, Communicator& c, TestLane& lane, const Block& block, int world_rank) {
   const int n = c.size(), me = c.rank();
   const int64_t length = call.elements;
-  lane.run_on_host([=] { refill(call, t, world_rank); });
+  if (call.op == Reduction::sum)
+    lane.rewrite(block, [=](const TensorView& t) { refill(call, t, world_rank); });
+  const TensorView t = lane(block);
   const TensorView whole = t.slice_flat(0, length * n);
   const TensorView mine = t.slice_flat(length * me, length * (me + 1));
   switch (call.kind) {
@@ -158,40 +158,44 @@ std::vector<std::vector<Block>> simulated(const Plan& plan) {
 }
 
 // One rank's run; it fails before call number `fail_at`.
-std::vector<Block> run(const Plan& plan, std::unique_ptr<Communicator> world, size_t fail_at) {
-  const int rank = world->rank();
+std::vector<Block> run(const Plan& plan, Communicator& world, const std::shared_ptr<Device>& device,
+                       size_t fail_at) {
+  const int rank = world.rank();
   std::vector<Block> tensors;
-  const std::shared_ptr<Device> device = make_cpu_device(1);
   std::vector<TestLane> lanes;
   std::vector<std::unique_ptr<Communicator>> parts;
   for (size_t i = 0; i < plan.parts.size(); ++i) {
     const auto seat = plan.parts[i].seats[static_cast<size_t>(rank)];
     tensors.push_back(filled(plan.parts[i].dtype, kElements, i));
     lanes.emplace_back(device, static_cast<Lane>(i));
-    parts.push_back(world->split(seat.color, seat.key));
+    parts.push_back(world.split(seat.color, seat.key));
   }
   for (size_t i = 0; i < plan.calls.size(); ++i) {
     if (i == fail_at) throw Error(ExitCode::bad_data, format("rank {} fails at {}", rank, i));
     const auto part = static_cast<size_t>(plan.calls[i].part);
     if (parts[part] != nullptr)
-      issue(plan.calls[i], *parts[part], lanes[part], tensors[part].view(), rank);
+      issue(plan.calls[i], *parts[part], lanes[part], tensors[part], rank);
   }
   for (auto& lane : lanes) lane.wait();
-  world->barrier();
+  world.barrier();
   return tensors;
 }
 
 int rounds(int few, int many) { return full() ? many : few; }
 
-TEST(Stress, RandomCallsOnRandomSplitsMatchASimulation) {
-  for (uint64_t seed = 0; seed < static_cast<uint64_t>(rounds(14, 700)); ++seed) {
-    const int most = most_ranks(8);
+// `count` of the parameter is the most ranks.
+class Stress : public OnCarriers {};
+
+TEST_P(Stress, RandomCallsOnRandomSplitsMatchASimulation) {
+  const bool host = GetParam().carrier == Carrier::host;
+  for (uint64_t seed = 0; seed < static_cast<uint64_t>(rounds(host ? 14 : 4, 700)); ++seed) {
+    const int most = host ? most_ranks(8) : GetParam().count;
     const Plan plan(2 + static_cast<int>(seed) % (most - 1), seed);
     SCOPED_TRACE(format("seed {} on {} ranks", seed, plan.ranks));
     const auto expected = simulated(plan);
-    on_ranks(plan.ranks, [&](auto world) {
-      const auto rank = static_cast<size_t>(world->rank());
-      const auto tensors = run(plan, std::move(world), plan.calls.size());
+    on_ranks({GetParam().carrier, plan.ranks}, [&](Communicator& world, const auto& device) {
+      const auto rank = static_cast<size_t>(world.rank());
+      const auto tensors = run(plan, world, device, plan.calls.size());
       for (size_t part = 0; part < tensors.size(); ++part)
         EXPECT_TRUE(same_bits(tensors[part].view(), expected[part][rank].view()))
             << "part " << part << " on rank " << rank;
@@ -199,22 +203,29 @@ TEST(Stress, RandomCallsOnRandomSplitsMatchASimulation) {
   }
 }
 
-TEST(Stress, ARankThatFailsAnywhereEndsAllWithItsCause) {
+TEST_P(Stress, ARankThatFailsAnywhereEndsAllWithItsCause) {
   if (under_mpirun()) GTEST_SKIP() << "a failure would end the job";
-  for (uint64_t seed = 0; seed < static_cast<uint64_t>(rounds(30, 1500)); ++seed) {
-    const Plan plan(2 + static_cast<int>(seed) % 7, seed);
+  const bool host = GetParam().carrier == Carrier::host;
+  for (uint64_t seed = 0; seed < static_cast<uint64_t>(rounds(host ? 30 : 6, 1500)); ++seed) {
+    const int most = host ? 8 : GetParam().count;
+    const Plan plan(2 + static_cast<int>(seed) % (most - 1), seed);
     const int culprit = static_cast<int>(mixed(seed) % static_cast<uint64_t>(plan.ranks));
     const size_t at = mixed(seed + 1) % plan.calls.size();
     std::string message;
     try {
-      spawn_ranks(plan.ranks, [&](auto world) {
-        const bool fails = world->rank() == culprit;
-        run(plan, std::move(world), fails ? at : plan.calls.size());
+      on_ranks({GetParam().carrier, plan.ranks}, [&](Communicator& world, const auto& device) {
+        run(plan, world, device, world.rank() == culprit ? at : plan.calls.size());
       });
     } catch (const Error& error) { message = error.what(); }
     EXPECT_EQ(message, format("rank {} fails at {}", culprit, at)) << "seed " << seed;
   }
 }
+
+// Sums of two have one order, so NCCL's have the same bits.
+INSTANTIATE_TEST_SUITE_P(Carriers, Stress,
+                         ::testing::Values(Ranks{Carrier::host, 2}, Ranks{Carrier::staged, 4},
+                                           Ranks{Carrier::nccl, 2}),
+                         name_of_ranks);
 
 }  // namespace
 }  // namespace voltapile::testing

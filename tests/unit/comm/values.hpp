@@ -100,6 +100,42 @@ inline Block reduced(const std::vector<Block>& inputs, Reduction op) {
   return result;
 }
 
+// Elements from `first` on of the inputs' sum, added in any order with a rounding to their own type
+// after each step.
+inline bool is_near_sum(const TensorView& got, const std::vector<Block>& inputs, int64_t first) {
+  return with_type(got.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for (int64_t i = 0; i < got.elements(); ++i) {
+      if constexpr (std::is_integral_v<T>) {
+        uint64_t sum = 0;
+        for (const Block& input : inputs)
+          sum += static_cast<uint64_t>(input.view().as<T>()[first + i]);
+        if (got.as<T>()[i] != static_cast<T>(sum)) return false;
+      } else {
+        const double unit = got.dtype == DType::bf16  ? 0x1p-8
+                            : got.dtype == DType::f16 ? 0x1p-11
+                            : got.dtype == DType::f32 ? 0x1p-24
+                                                      : 0x1p-53;
+        double sum = 0, size = 0;
+        for (const Block& input : inputs) {
+          const double value =
+              static_cast<double>(static_cast<std::conditional_t<sizeof(T) == 2, float, T>>(
+                  input.view().as<T>()[first + i]));
+          sum += value;
+          size += std::abs(value);
+        }
+        const double error =
+            std::abs(static_cast<double>(static_cast<std::conditional_t<sizeof(T) == 2, float, T>>(
+                         got.as<T>()[i])) -
+                     sum);
+        // Not "greater": a NaN fails.
+        if (!(error <= unit * size * static_cast<double>(inputs.size()))) return false;
+      }
+    }
+    return true;
+  });
+}
+
 inline bool same_bits(const TensorView& a, const TensorView& b) {
   return a.dtype == b.dtype && a.elements() == b.elements() &&
          (a.bytes() == 0 || std::memcmp(a.data, b.data, a.bytes()) == 0);

@@ -35,7 +35,8 @@ TEST_P(Rehearsal, AllocatesWhatThePlanCountsAndNothingInAStep) {
     for (int from = 0; from < plan.mesh.pp; ++from)
       for (int to = 0; to < plan.mesh.pp; ++to)
         if (from != to) edges.emplace_back(from, to);
-    Links links = make_links(make_dry_communicator(rank, plan.mesh.size()), plan.mesh, edges);
+    Links links = make_links(make_dry_communicator(rank, plan.mesh.size()), plan.mesh, edges,
+                             *device, Transport::automatic);
     RankContext context(plan, *device, links, rank);
     const DryCounters& counted = dry_counters(*device);
 
