@@ -2,6 +2,7 @@
 are stood in for by scripts that answer as their manuals say."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -135,6 +136,55 @@ def test_the_users_environment_file_is_read_first(job):
     (job.folder / "my_env.sh").write_text(f"echo mine >&2\nexport VOLTAPILE={BINARY}\n")
     code, out = finish(start(job, "mpirun.sh", job.deck(), VOLTAPILE="", VOLTAPILE_ENV="my_env.sh"))
     assert code == 0 and out.startswith("mine\n"), out
+
+
+@pytest.mark.parametrize(
+    "codes,launcher,expected,starts",
+    [
+        # srun reports the signal with which it ended the other ranks.
+        ("4 137 137 137", 137, 4, 1),
+        ("137 137 2 75", 137, 2, 1),
+        ("5 75 75 75", 75, 5, 2),
+        ("137 75 75 75", 75, 5, 2),
+        ("", 1, 5, 2),  # not even started
+        ("0 0 0 0", 0, 5, 2),  # yet the run's folder is not finished
+    ],
+)
+def test_the_first_cause_counts_and_not_the_launchers_code(job, codes, launcher, expected, starts):
+    stand_in(
+        job,
+        "mpirun",
+        f"""echo start >>{job.folder}/starts
+while [ "${{1##*/}}" != run_rank.sh ]; do shift; done
+rank=0
+for code in {codes}; do echo $code >"$2/rank_$rank"; rank=$((rank + 1)); done
+exit {launcher}
+""",
+    )
+    code, out = finish(start(job, "mpirun.sh", job.deck(), VOLTAPILE_RESTARTS="1"))
+    assert code == expected, out
+    assert (job.folder / "starts").read_text().count("start") == starts, out
+
+
+def test_pauses_between_restarts_grow_and_begin_again_after_progress(job):
+    # Two failures without a checkpoint, one after it, and three more.
+    stand_in(
+        job,
+        "mpirun",
+        f"""echo start >>{job.folder}/starts
+n=$(wc -l <{job.folder}/starts)
+if [ $n = 3 ]; then
+  PATH=${{PATH#*:}} mpirun -n 4 {BINARY} train {job.deck()} --set run.steps=4
+fi
+exit 5
+""",
+    )
+    stand_in(job, "sleep", "exec /bin/sleep 0.01\n")
+    more = ["--set", "run.steps=20"]
+    code, out = finish(start(job, "mpirun.sh", job.deck(), *more, VOLTAPILE_PAUSE="10"))
+    assert code == 5
+    pauses = [int(word) for word in re.findall(r"Restart \d of 3 in (\d+) s", out)]
+    assert pauses == [10, 20, 10, 20, 40], out
 
 
 # A machine of two halves: GPU 0 on node 0, GPUs 1 and 2 on node 1.

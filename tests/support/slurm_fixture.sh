@@ -30,13 +30,13 @@ gone() { ! kill -0 "$1" 2>/dev/null || grep -q '^State:.Z' "/proc/$1/status"; }
 
 stop() {
   if [ -s "$folder/slurmctld.pid" ]; then
-    # No job may outlive its daemon.
+    # No job may outlive its daemon, nor come back while it ends.
     (
       # shellcheck disable=SC1091 # written by start
       . "$folder/env.sh"
-      timeout 5 scancel --user root || true
-      # shellcheck disable=SC2016 # for the inner shell
-      wait_for 10 sh -c '[ -z "$(timeout 2 squeue -h)" ]' || true
+      # shellcheck disable=SC2317 # called by wait_for
+      no_job() { timeout 5 scancel --user root && [ -z "$(timeout 5 squeue -h)" ]; }
+      wait_for 20 no_job
     ) 2>/dev/null || true
   fi
   local file process
