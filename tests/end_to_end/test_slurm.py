@@ -24,8 +24,10 @@ NEEDED = ["slurmctld", "slurmd", "munged", "sbatch", "setpriv"]
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"}
 
 
+os.environ["PATH"] += os.pathsep + "/usr/sbin"  # where Debian keeps daemons
+
+
 def why_not():
-    os.environ["PATH"] += os.pathsep + "/usr/sbin"
     missing = [name for name in NEEDED if shutil.which(name) is None]
     if missing:
         return f"no Slurm on this machine ({', '.join(missing)} not found)"
@@ -34,8 +36,7 @@ def why_not():
     return ""
 
 
-if why_not():
-    pytest.skip(why_not(), allow_module_level=True)
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 @pytest.fixture(scope="session")
