@@ -26,6 +26,12 @@ bool attention_backward_tensor(const TensorView& dout, const TensorView& qkv,
                                const TensorView& lse, const TensorView& dqkv, Context& context,
                                Stream& stream);
 
+// The same for one type, each in its own file; operands must be as attention_backward_tensor wants.
+template <class T>
+bool attention_backward_of(const TensorView& dout, const TensorView& qkv, const TensorView& lengths,
+                           const TensorView& out, const TensorView& lse, const TensorView& dqkv,
+                           Context& context, Stream& stream);
+
 // Every other case: f16, bf16 or f32, computed in f32, head sizes to 256, any GPU.
 void attention_plain(const TensorView& qkv, const TensorView& lengths, const TensorView& out,
                      const TensorView& lse, Stream& stream);

@@ -37,17 +37,19 @@ struct BackwardShape {
   static constexpr int kQueries = kQueries_;  // of a block
   static constexpr int kChunk = kChunk_;      // queries whose scores a warp holds at a time
   static constexpr int kStride = kDim + 8, kScoreStride = kQueries + 8;
-  // dQ of a block is made in units of 16 queries x 16 kUnit dims.
+  // dQ of a block is made in units of 16 kUnitRows queries x 16 kUnit dims.
   static constexpr int kUnit = kDim % 32 == 0 && kQueries >= 64 ? 2 : 1;
-  static constexpr int kUnits = kQueries / 16 * (kDim / 16 / kUnit);
+  static constexpr int kUnitRows = kDim >= 96 && kQueries % 32 == 0 ? 2 : 1;
+  static constexpr int kUnits = kQueries / 16 / kUnitRows * (kDim / 16 / kUnit);
   static constexpr int shared_bytes(int keys) {
     return (2 * keys * kStride + 4 * kQueries * kStride + kQueries * kDim +
             2 * keys * kScoreStride) *
                2 +
            4 * kQueries * 4;
   }
+  static constexpr bool kTooLargeForSm80 = shared_bytes(kWarps * 16 * kTiles) > 163 * 1024;
   // float4 of partial dQ that a block of queries takes
-  static constexpr int kPartial = kUnits * 2 * kUnit * 32;
+  static constexpr int kPartial = kUnits * kUnitRows * 2 * kUnit * 32;
 };
 
 #if VP_HAS_ASYNC_MMA
@@ -56,13 +58,18 @@ class BackwardBlock {
   static constexpr int kDim = S::kDim, kStride = S::kStride, kSteps = kDim / 16;
   static constexpr int kQueries = S::kQueries, kChunk = S::kChunk, kTiles = S::kTiles;
   static constexpr int kRows = 16 * kTiles, kScoreStride = S::kScoreStride;
-  static constexpr int kPieces = kDim / 8;
-  static constexpr int kLanes = kPieces <= 4 ? 4 : kPieces <= 8 ? 8 : 16;  // of a row's pieces
   static constexpr uint32_t kTileBytes = kQueries * kStride * 2;
+  using Copier = RowCopier<T, kDim>;
+
+  // Some keys of a head.
+  struct Pass {
+    int head, length, first_key, keys;
+    int64_t in_at, out_at;  // the head's first element in qkv and in out
+  };
 
  public:
   __device__ __forceinline__ BackwardBlock(const BackwardOperands<T>& o, unsigned char* shared)
-      : o_(o), shared_(shared) {
+      : o_(o), shared_(shared), copier_(o.dim) {
     const int keys = static_cast<int>(blockDim.x) / 32 * kRows;
     keys_ = shared_address(shared);
     values_ = keys_ + keys * kStride * 2;
@@ -73,138 +80,154 @@ class BackwardBlock {
     row_sums_ = scores_ + 2 * score_bytes_;
     out_stride_ = int64_t{o.heads} * o.dim;
     stride_ = 3 * out_stride_;
+    own_ = threadIdx.x / 32 * kRows;
   }
 
-  __device__ __forceinline__ void head(int index) {
-    head_ = index;
-    const int64_t b = index / o_.heads, h = index % o_.heads;
-    length_ = o_.lengths ? o_.lengths[b] : o_.tokens;
-    in_at_ = b * o_.tokens * stride_ + h * o_.dim;
-    out_at_ = b * o_.tokens * out_stride_ + h * o_.dim;
-  }
-
-  __device__ __forceinline__ void pass(int index) {
-    first_key_ = index * o_.pass_keys;
-    const int warp = threadIdx.x / 32;
-    pass_keys_ = min(o_.pass_keys, length_ - first_key_);
-    own_ = warp * kRows;  // within the pass
-    if (pass_keys_ > 0) {
+  // All passes of heads blockIdx.x, + gridDim.x, ...; without dQ, one pass of one head. While a
+  // block of queries is worked on, the next one is copied; at a pass's end, the next pass's keys.
+  __device__ __forceinline__ void run() {
+    pass_ = o_.with_queries
+                ? pass_of(blockIdx.x, 0)
+                : pass_of(blockIdx.x / o_.passes, blockIdx.x % o_.passes * o_.pass_keys);
+    if (pass_.keys > 0) {
+      load_keys(pass_, keys_, out_stride_);
+      load_keys(pass_, values_, 2 * out_stride_);
+      load_block(pass_, 0, turn_);
+      wait_copies<0>();
+      finish_rows(0, turn_);
+      __syncthreads();
+    }
+    while (pass_.keys > 0) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
 #pragma unroll
         for (int n = 0; n < 2 * kSteps; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) dk_[t][n][i] = dv_[t][n][i] = 0;
-      load_keys();
-      load_block(0);
-      wait_copies<0>();
-      finish_rows(0);
-      __syncthreads();
-      const int blocks = (length_ + kQueries - 1) / kQueries;
-      for (int block = 0; block < blocks; ++block) {
-        if (block + 1 < blocks) load_block(block + 1);
-        if (block > 0 && o_.with_queries) query_gradient(block - 1, index);
-        if (own_ < pass_keys_) {
+      const int blocks = (pass_.length + kQueries - 1) / kQueries;
+      for (int block = 0; block < blocks; ++block, turn_ ^= 1) {
+        if (block + 1 < blocks) load_block(pass_, block + 1, turn_ ^ 1);
+        if (block > 0 && o_.with_queries) query_gradient(block - 1, turn_ ^ 1);
+        if (own_ < pass_.keys) {
 #pragma unroll 1
           for (int chunk = 0; chunk < kQueries; chunk += kChunk)
-            if (block * kQueries + chunk < length_) scores(block, chunk);
+            if (block * kQueries + chunk < pass_.length) scores(chunk);
         }
         if (block + 1 < blocks) {
           wait_copies<0>();
-          finish_rows(block + 1);
+          finish_rows(block + 1, turn_ ^ 1);
         }
         __syncthreads();
       }
-      if (o_.with_queries) {
-        query_gradient(blocks - 1, index);
-        __syncthreads();
+      // Nobody reads V, Q or dO of this pass any more.
+      const Pass next = following();
+      if (next.keys > 0) {
+        load_keys(next, values_, 2 * out_stride_);
+        load_block(next, 0, turn_);
       }
+      if (o_.with_queries) query_gradient(blocks - 1, turn_ ^ 1);
+      if (next.keys > 0) {
+        __syncthreads();
+        load_keys(next, keys_, out_stride_);
+      }
+      store_keys();
+      if (pass_.first_key == 0) clear_padding();
+      pass_ = next;
+      if (pass_.keys <= 0) break;
+      wait_copies<0>();
+      finish_rows(0, turn_);
+      __syncthreads();
     }
-    store_keys();
-    __syncthreads();
-  }
-
-  // Padding's dQ is zero.
-  __device__ __forceinline__ void clear_padded_queries() {
-    const int pieces = o_.dim / 8;
-    for (int i = threadIdx.x; i < (o_.tokens - length_) * pieces; i += blockDim.x)
-      *reinterpret_cast<uint4*>(o_.dqkv + in_at_ + (length_ + i / pieces) * stride_ +
-                                i % pieces * 8) = uint4{};
   }
 
  private:
-  __device__ __forceinline__ void load_keys() {
-    const T* const k = o_.qkv + in_at_ + out_stride_;
-    const int rows = static_cast<int>(blockDim.x) / 32 * kRows;
-    for (int i = threadIdx.x; i < rows * kPieces; i += blockDim.x) {
-      const int row = i / kPieces, piece = i % kPieces;
-      const bool wanted = row < pass_keys_ && piece * 8 < o_.dim;
-      const T* const from = wanted ? k + (first_key_ + row) * stride_ + piece * 8 : k;
-      const uint32_t to = (row * kStride + piece * 8) * 2;
-      copy16(keys_ + to, from, wanted);
-      copy16(values_ + to, wanted ? from + out_stride_ : k, wanted);
-    }
+  __device__ __forceinline__ Pass pass_of(int head, int first_key) const {
+    const int64_t b = head / o_.heads, h = head % o_.heads;
+    Pass p;
+    p.head = head;
+    p.length = o_.lengths ? o_.lengths[b] : o_.tokens;
+    p.first_key = first_key;
+    p.keys = min(o_.pass_keys, p.length - first_key);
+    p.in_at = b * o_.tokens * stride_ + h * o_.dim;
+    p.out_at = b * o_.tokens * out_stride_ + h * o_.dim;
+    return p;
+  }
+  // The pass after pass_; one without keys at the end.
+  __device__ __forceinline__ Pass following() const {
+    Pass p = pass_;
+    p.head = -1;
+    p.keys = 0;
+    if (!o_.with_queries) return p;
+    if (!last_pass()) return pass_of(pass_.head, pass_.first_key + o_.pass_keys);
+    if (pass_.head + static_cast<int>(gridDim.x) < o_.all_heads)
+      return pass_of(pass_.head + gridDim.x, 0);
+    return p;
+  }
+  __device__ __forceinline__ bool last_pass() const {
+    return pass_.first_key + o_.pass_keys >= pass_.length;
+  }
+
+  // The keys or values of a pass.
+  __device__ __forceinline__ void load_keys(const Pass& p, uint32_t tile, int64_t part) const {
+    copier_.copy(tile, o_.qkv + p.in_at + part + p.first_key * stride_, stride_,
+                 static_cast<int>(blockDim.x) / 32 * kRows, p.keys);
     commit_copies();
   }
-  // Q, dO and O of a block, and its lse. finish_rows() by the same thread reads what it copied.
-  __device__ __forceinline__ void load_block(int block) {
-    const uint32_t q = ring_ + (block & 1) * 2 * kTileBytes, dout = q + kTileBytes;
-    const uint32_t lse = row_sums_ + (block & 1) * kQueries * 8;
-    const T* const q_from = o_.qkv + in_at_;
-    const T* const dout_from = o_.dout + out_at_;
-    const T* const out_from = o_.out + out_at_;
-    for (int i = threadIdx.x; i < kQueries * kLanes; i += blockDim.x) {
-      const int row = i / kLanes, piece = i % kLanes, at = block * kQueries + row;
-      if (piece >= kPieces) continue;
-      const bool wanted = at < length_ && piece * 8 < o_.dim;
-      const int64_t from = wanted ? at * out_stride_ + piece * 8 : 0;
-      copy16(q + (row * kStride + piece * 8) * 2, q_from + (wanted ? at * stride_ + piece * 8 : 0),
-             wanted);
-      copy16(dout + (row * kStride + piece * 8) * 2, dout_from + from, wanted);
-      copy16(outs_ + (row * kDim + piece * 8) * 2, out_from + from, wanted);
-      if (piece == 0)
-        copy4(lse + row * 4, o_.lse + int64_t{head_} * o_.tokens + (wanted ? at : 0), wanted);
+  // Q, dO and O of a block of queries, and its lse. finish_rows() by the same thread reads what it
+  // copied.
+  __device__ __forceinline__ void load_block(const Pass& p, int block, int turn) const {
+    const uint32_t q = ring_ + turn * 2 * kTileBytes;
+    const int first = block * kQueries, valid = p.length - first;
+    const int64_t out_at = p.out_at + first * out_stride_;
+    copier_.copy(q, o_.qkv + p.in_at + first * stride_, stride_, kQueries, valid);
+    copier_.copy(q + kTileBytes, o_.dout + out_at, out_stride_, kQueries, valid);
+    if (copier_.piece < Copier::kPieces) {
+      const uint32_t lse = row_sums_ + turn * kQueries * 8;
+      const float* const lse_from = o_.lse + int64_t{p.head} * o_.tokens + first;
+      for (int r = copier_.row; r < kQueries; r += copier_.step) {
+        copy16(outs_ + (r * kDim + copier_.piece * 8) * 2,
+               o_.out + out_at + r * out_stride_ + copier_.piece * 8, copier_.filled && r < valid);
+        if (copier_.piece == 0) copy4(lse + r * 4, lse_from + r, r < valid);
+      }
     }
     commit_copies();
   }
   // lse in powers of two (infinite for padding, which makes its probabilities zero), and
-  // rowsum(dO * O) with its sign turned.
-  __device__ __forceinline__ void finish_rows(int block) {
+  // -rowsum(dO * O).
+  __device__ __forceinline__ void finish_rows(int block, int turn) const {
     const unsigned char* const dout_tile =
-        shared_ + (ring_ - keys_) + ((block & 1) * 2 + 1) * kTileBytes;
-    const unsigned char* const out_tile = shared_ + (outs_ - keys_);
+        shared_ + (ring_ - keys_) + (turn * 2 + 1) * kTileBytes + copier_.piece * 16;
+    const unsigned char* const out_tile = shared_ + (outs_ - keys_) + copier_.piece * 16;
     float* const lse =
-        reinterpret_cast<float*>(shared_ + (row_sums_ - keys_)) + (block & 1) * 2 * kQueries;
-    for (int i = threadIdx.x; i < kQueries * kLanes; i += blockDim.x) {
-      const int row = i / kLanes, piece = i % kLanes;
+        reinterpret_cast<float*>(shared_ + (row_sums_ - keys_)) + turn * 2 * kQueries;
+    // Whole warps go round together: kQueries rows of kLanes lanes are a multiple of 32.
+    for (int r = copier_.row; r < kQueries; r += copier_.step) {
       float sum = 0;
-      if (piece < kPieces) {
-        const auto a =
-            *reinterpret_cast<const Pack<T, 8>*>(dout_tile + (row * kStride + piece * 8) * 2);
-        const auto b =
-            *reinterpret_cast<const Pack<T, 8>*>(out_tile + (row * kDim + piece * 8) * 2);
+      if (copier_.piece < Copier::kPieces) {
+        const auto a = *reinterpret_cast<const Pack<T, 8>*>(dout_tile + r * kStride * 2);
+        const auto b = *reinterpret_cast<const Pack<T, 8>*>(out_tile + r * kDim * 2);
 #pragma unroll
         for (int j = 0; j < 8; ++j) sum = fmaf(widen(a.v[j]), widen(b.v[j]), sum);
       }
 #pragma unroll
-      for (int offset = kLanes / 2; offset > 0; offset /= 2)
+      for (int offset = Copier::kLanes / 2; offset > 0; offset /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-      if (piece == 0) {
-        lse[row] = block * kQueries + row < length_ ? lse[row] * kLog2E : INFINITY;
-        lse[kQueries + row] = -sum;
+      if (copier_.piece == 0) {
+        lse[r] = block * kQueries + r < pass_.length ? lse[r] * kLog2E : INFINITY;
+        lse[kQueries + r] = -sum;
       }
     }
   }
 
   // This warp's keys against queries [chunk, chunk + kChunk) of the block.
-  __device__ __forceinline__ void scores(int block, int chunk) {
+  __device__ __forceinline__ void scores(int chunk) {
     constexpr int kGroups = kChunk / 16;
     const int lane = threadIdx.x % 32;
     const uint32_t left = LaneOffsets<kStride>::left(), right = LaneOffsets<kStride>::right();
-    const uint32_t q = ring_ + (block & 1) * 2 * kTileBytes + chunk * kStride * 2;
+    const uint32_t q = ring_ + turn_ * 2 * kTileBytes + chunk * kStride * 2;
     const uint32_t dout = q + kTileBytes;
     const float* const lse = reinterpret_cast<const float*>(shared_ + (row_sums_ - keys_)) +
-                             (block & 1) * 2 * kQueries + chunk + lane % 4 * 2;
+                             turn_ * 2 * kQueries + chunk + lane % 4 * 2;
     float s[kTiles][2 * kGroups][4] = {}, dp[kTiles][2 * kGroups][4];
     product(s, keys_ + own_ * kStride * 2 + left, q + right);
     const float scale = o_.scale * kLog2E;
@@ -220,12 +243,12 @@ class BackwardBlock {
           dp[t][n][i] = i % 2 ? less.y : less.x;
         }
     }
-    if (own_ + kRows > pass_keys_) {
+    if (own_ + kRows > pass_.keys) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          if (own_ + t * 16 + half * 8 + lane / 4 >= pass_keys_)
+          if (own_ + t * 16 + half * 8 + lane / 4 >= pass_.keys)
 #pragma unroll
             for (int n = 0; n < 2 * kGroups; ++n) s[t][n][2 * half] = s[t][n][2 * half + 1] = 0;
     }
@@ -237,7 +260,7 @@ class BackwardBlock {
       for (int g = 0; g < kGroups; ++g)
         as_left_factor<T>(factor[t][g], s[t][2 * g], s[t][2 * g + 1]);
     accumulate(dv_, factor, dout + left);
-    unsigned char* const store = shared_ + (scores_ - keys_) + (block & 1) * score_bytes_ +
+    unsigned char* const store = shared_ + (scores_ - keys_) + turn_ * score_bytes_ +
                                  ((own_ + lane / 4) * kScoreStride + chunk + lane % 4 * 2) * 2;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
@@ -298,94 +321,90 @@ class BackwardBlock {
   }
 
   // dQ (queries x dims) of a block from dS^T (keys x queries) of all warps and K.
-  __device__ __forceinline__ void query_gradient(int block, int pass) {
-    constexpr int kUnit = S::kUnit, kAcross = kDim / 16 / kUnit;
+  __device__ __forceinline__ void query_gradient(int block, int turn) const {
+    constexpr int kUnit = S::kUnit, kUnitRows = S::kUnitRows, kAcross = kDim / 16 / kUnit;
     const int lane = threadIdx.x % 32;
-    const uint32_t left = LaneOffsets<kScoreStride>::right() + scores_ + (block & 1) * score_bytes_;
+    const uint32_t left = LaneOffsets<kScoreStride>::right() + scores_ + turn * score_bytes_;
     const uint32_t right = LaneOffsets<kStride>::left() + keys_;
     for (int unit = threadIdx.x / 32; unit < S::kUnits; unit += blockDim.x / 32) {
-      const int query = unit / kAcross * 16, dim = unit % kAcross * 16 * kUnit;
-      if (block * kQueries + query >= length_) break;
-      float sums[2 * kUnit][4] = {};
+      const int query = unit / kAcross * 16 * kUnitRows, dim = unit % kAcross * 16 * kUnit;
+      const int valid = pass_.length - block * kQueries - query;
+      if (valid <= 0) break;
+      float sums[kUnitRows][2 * kUnit][4] = {};
       float4* const partial = o_.partial + blockIdx.x * o_.partial_stride +
-                              (int64_t{block} * S::kUnits + unit) * 2 * kUnit * 32 + lane;
-      if (pass > 0)
+                              (int64_t{block} * S::kUnits + unit) * kUnitRows * 2 * kUnit * 32 +
+                              lane;
+      if (pass_.first_key > 0)
 #pragma unroll
-        for (int n = 0; n < 2 * kUnit; ++n) *reinterpret_cast<float4*>(sums[n]) = partial[n * 32];
+        for (int n = 0; n < kUnitRows * 2 * kUnit; ++n)
+          *reinterpret_cast<float4*>(sums[n / (2 * kUnit)][n % (2 * kUnit)]) = partial[n * 32];
 #pragma unroll 2
-      for (int key = 0; key < pass_keys_; key += 16) {
-        Fragment a;
-        load_matrices_transposed(a, left + (key * kScoreStride + query) * 2);
+      for (int key = 0; key < pass_.keys; key += 16) {
+        Fragment a[kUnitRows];
+#pragma unroll
+        for (int m = 0; m < kUnitRows; ++m)
+          load_matrices_transposed(a[m], left + (key * kScoreStride + query + 16 * m) * 2);
 #pragma unroll
         for (int n = 0; n < kUnit; ++n) {
           Fragment b;
           load_matrices_transposed(b, right + (key * kStride + dim + n * 16) * 2);
-          multiply_add<T>(sums[2 * n], a, b[0], b[1]);
-          multiply_add<T>(sums[2 * n + 1], a, b[2], b[3]);
+#pragma unroll
+          for (int m = 0; m < kUnitRows; ++m) {
+            multiply_add<T>(sums[m][2 * n], a[m], b[0], b[1]);
+            multiply_add<T>(sums[m][2 * n + 1], a[m], b[2], b[3]);
+          }
         }
       }
-      if (first_key_ + o_.pass_keys < length_) {
+      if (!last_pass()) {
 #pragma unroll
-        for (int n = 0; n < 2 * kUnit; ++n)
-          partial[n * 32] = *reinterpret_cast<const float4*>(sums[n]);
+        for (int n = 0; n < kUnitRows * 2 * kUnit; ++n)
+          partial[n * 32] =
+              *reinterpret_cast<const float4*>(sums[n / (2 * kUnit)][n % (2 * kUnit)]);
         continue;
       }
+      T* const to = o_.dqkv + pass_.in_at + (block * kQueries + query) * stride_ + dim;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int at = block * kQueries + query + half * 8 + lane / 4;
-        if (at >= length_) continue;
-        T* const to = o_.dqkv + in_at_ + at * stride_ + dim + lane % 4 * 2;
+      for (int m = 0; m < kUnitRows; ++m)
 #pragma unroll
-        for (int n = 0; n < 2 * kUnit; ++n)
-          if (dim + n * 8 < o_.dim)
-            *reinterpret_cast<uint32_t*>(to + n * 8) =
-                pack_pair<T>(sums[n][2 * half] * o_.scale, sums[n][2 * half + 1] * o_.scale);
-      }
+        for (int n = 0; n < kUnit; ++n)
+          store_pair<T>(to + 16 * m * stride_ + 16 * n, stride_, sums[m][2 * n], sums[m][2 * n + 1],
+                        o_.scale, valid - 16 * m, o_.dim - dim - 16 * n);
     }
   }
 
-  // dK and dV of this warp's keys, by way of its own rows of the tiles; padding's are zeros.
-  __device__ __forceinline__ void store_keys() {
-    const int lane = threadIdx.x % 32, pieces = o_.dim / 8;
-    if (pass_keys_ > 0) {
-      stage(dk_, keys_, o_.scale);
-      stage(dv_, values_, 1);
-      __syncwarp();
-    }
-    T* const to = o_.dqkv + in_at_ + out_stride_;
-    for (int i = lane; i < kRows * kPieces; i += 32) {
-      const int row = i / kPieces, piece = i % kPieces, at = first_key_ + own_ + row;
-      if (at >= o_.tokens || own_ + row >= o_.pass_keys || piece >= pieces) continue;
-      uint4 dk{}, dv{};
-      if (at < length_) {
-        const int from = ((own_ + row) * kStride + piece * 8) * 2;
-        dk = *reinterpret_cast<const uint4*>(shared_ + from);
-        dv = *reinterpret_cast<const uint4*>(shared_ + (values_ - keys_) + from);
-      }
-      *reinterpret_cast<uint4*>(to + at * stride_ + piece * 8) = dk;
-      *reinterpret_cast<uint4*>(to + out_stride_ + at * stride_ + piece * 8) = dv;
-    }
-  }
-  __device__ __forceinline__ void stage(const float (&sums)[kTiles][2 * kSteps][4], uint32_t tile,
-                                        float factor) {
-    const int lane = threadIdx.x % 32;
-    unsigned char* const to =
-        shared_ + (tile - keys_) + ((own_ + lane / 4) * kStride + lane % 4 * 2) * 2;
+  // dK and dV of this warp's keys.
+  __device__ __forceinline__ void store_keys() const {
+    T* const to = o_.dqkv + pass_.in_at + out_stride_ + (pass_.first_key + own_) * stride_;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-      for (int n = 0; n < 2 * kSteps; ++n)
+      for (int n = 0; n < kSteps; ++n) {
+        T* const tile = to + 16 * t * stride_ + 16 * n;
+        const int rows = pass_.keys - own_ - 16 * t, columns = o_.dim - 16 * n;
+        store_pair<T>(tile, stride_, dk_[t][2 * n], dk_[t][2 * n + 1], o_.scale, rows, columns);
+        store_pair<T>(tile + out_stride_, stride_, dv_[t][2 * n], dv_[t][2 * n + 1], 1, rows,
+                      columns);
+      }
+  }
+  // All gradients of a head's padding are zero.
+  __device__ __forceinline__ void clear_padding() const {
+    const int pieces = o_.dim / 8;
+    for (int i = threadIdx.x; i < (o_.tokens - pass_.length) * pieces; i += blockDim.x) {
+      T* const to = o_.dqkv + pass_.in_at + (pass_.length + i / pieces) * stride_ + i % pieces * 8;
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          *reinterpret_cast<uint32_t*>(to + ((t * 16 + half * 8) * kStride + n * 8) * 2) =
-              pack_pair<T>(sums[t][n][2 * half] * factor, sums[t][n][2 * half + 1] * factor);
+      for (int part = 0; part < 3; ++part)
+        *reinterpret_cast<uint4*>(to + part * out_stride_) = uint4{};
+    }
   }
 
   const BackwardOperands<T>& o_;
   unsigned char* const shared_;
+  const Copier copier_;
   uint32_t keys_, values_, ring_, outs_, scores_, score_bytes_, row_sums_;
-  int64_t out_stride_, stride_, in_at_, out_at_;
-  int head_, length_, first_key_, pass_keys_, own_;
+  int64_t out_stride_, stride_;
+  int own_;       // first of this warp's keys within a pass
+  int turn_ = 0;  // half of the ring, and of the scores, that is in use
+  Pass pass_;
   float dk_[kTiles][2 * kSteps][4], dv_[kTiles][2 * kSteps][4];
 };
 #endif
@@ -393,19 +412,13 @@ class BackwardBlock {
 template <class T, class S>
 __global__ __launch_bounds__(S::kWarps * 32, 1) void attention_backward_kernel(
     const __grid_constant__ BackwardOperands<T> o) {
+#ifdef __CUDA_ARCH__
 #if VP_HAS_ASYNC_MMA
-  extern __shared__ __align__(16) unsigned char shared[];
-  BackwardBlock<T, S> block(o, shared);
-  if (o.with_queries) {
-    for (int head = blockIdx.x; head < o.all_heads; head += gridDim.x) {
-      block.head(head);
-      for (int pass = 0; pass < o.passes; ++pass) block.pass(pass);
-      block.clear_padded_queries();
-    }
-  } else {
-    block.head(blockIdx.x / o.passes);
-    block.pass(blockIdx.x % o.passes);
+  if constexpr (__CUDA_ARCH__ >= 900 || !S::kTooLargeForSm80) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    BackwardBlock<T, S>(o, shared).run();
   }
+#endif
 #endif
 }
 

@@ -19,20 +19,7 @@ struct ForwardOperands {
 };
 
 #if VP_HAS_ASYNC_MMA
-// Rows [first, first + rows) of one head's matrix to a tile; zeros from row `end` on.
-template <class T, int kDim>
-__device__ __forceinline__ void load_rows(uint32_t tile, const T* from, int64_t stride, int first,
-                                          int rows, int end, int dim) {
-  constexpr int kPieces = kDim / 8, kStride = kDim + 8;
-  for (int i = threadIdx.x; i < rows * kPieces; i += blockDim.x) {
-    const int row = i / kPieces, piece = i % kPieces;
-    const bool wanted = first + row < end && piece * 8 < dim;
-    copy16(tile + (row * kStride + piece * 8) * 2,
-           wanted ? from + (first + row) * stride + piece * 8 : from, wanted);
-  }
-}
-
-template <class T, int kDim, int kTiles, bool kHoldQueries>
+template <class T, int kDim, int kTiles, bool kHoldQueries, bool kLazy>
 class ForwardWarp {
  public:
   static constexpr int kStride = kDim + 8, kSteps = kDim / 16;
@@ -49,9 +36,11 @@ class ForwardWarp {
         for (int k = 0; k < kSteps; ++k) load_queries(held_[t][k], t, k);
   }
 
-  // One block of 16 * kGroups keys, of which `valid` exist.
-  template <int kGroups, bool kMasked>
-  __device__ __forceinline__ void step(uint32_t keys, uint32_t values, int valid) {
+  // One block of 16 * kGroups keys, of which `valid` exist. `values_arrived` is called before the
+  // values are read.
+  template <int kGroups, bool kMasked, class F>
+  __device__ __forceinline__ void step(uint32_t keys, uint32_t values, int valid,
+                                       F&& values_arrived) {
     float s[kTiles][2 * kGroups][4] = {};
     keys += LaneOffsets<kStride>::right();
 #pragma unroll
@@ -85,11 +74,8 @@ class ForwardWarp {
 #pragma unroll
             for (int t = 0; t < kTiles; ++t) s[t][n][i] = s[t][n][2 + i] = -INFINITY;
     }
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) soften<2 * kGroups>(s[t], t, half);
-
+    soften(s);
+    values_arrived();
     values += LaneOffsets<kStride>::left();
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -136,35 +122,56 @@ class ForwardWarp {
   __device__ __forceinline__ void load_queries(Fragment& a, int t, int k) {
     load_matrices(a, queries_ + (t * 16 * kStride + k * 16) * 2);
   }
-  // Scores of one row (of this lane's two in tile t) to probabilities, not yet divided by their
-  // sum.
+  // Scores to probabilities, not yet divided by their sum. What was summed so far is brought to a
+  // new maximum only when a row's has grown by 2^8: until then its probabilities stay below 256.
   template <int kColumns>
-  __device__ __forceinline__ void soften(float (&s)[kColumns][4], int t, int half) {
-    float most = s[0][2 * half];
+  __device__ __forceinline__ void soften(float (&s)[kTiles][kColumns][4]) {
+    float most[kTiles][2];
+    bool grown = false;
 #pragma unroll
-    for (int n = 0; n < kColumns; ++n)
-      most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-    most = fmaxf(most, most_[t][half]);
-    const float shift = most * scale_;
-    const float shrink = exp2_fast(most_[t][half] * scale_ - shift);
-    most_[t][half] = most;
-    float total = total_[t][half] * shrink;
+    for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-    for (int n = 0; n < kColumns; ++n)
+      for (int half = 0; half < 2; ++half) {
+        float m = s[t][0][2 * half];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float& p = s[n][2 * half + i];
-        p = exp2_fast(fmaf(p, scale_, -shift));
-        total += p;
+        for (int n = 0; n < kColumns; ++n)
+          m = fmaxf(m, fmaxf(s[t][n][2 * half], s[t][n][2 * half + 1]));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+        grown |= (m - most_[t][half]) * scale_ > 8;
+        most[t][half] = m;
       }
-    total_[t][half] = total;
+    if (!kLazy || __any_sync(0xffffffffu, grown))
 #pragma unroll
-    for (int d = 0; d < 2 * kSteps; ++d) {
-      sums_[t][d][2 * half] *= shrink;
-      sums_[t][d][2 * half + 1] *= shrink;
-    }
+      for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float m = fmaxf(most[t][half], most_[t][half]);
+          const float shrink = exp2_fast((most_[t][half] - m) * scale_);
+          most_[t][half] = m;
+          total_[t][half] *= shrink;
+#pragma unroll
+          for (int d = 0; d < 2 * kSteps; ++d) {
+            sums_[t][d][2 * half] *= shrink;
+            sums_[t][d][2 * half + 1] *= shrink;
+          }
+        }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float shift = most_[t][half] * scale_;
+        float total = 0;
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& p = s[t][n][2 * half + i];
+            p = exp2_fast(fmaf(p, scale_, -shift));
+            total += p;
+          }
+        total_[t][half] += total;
+      }
   }
 
   uint32_t queries_;
@@ -181,58 +188,73 @@ class ForwardWarp {
 };
 #endif
 
-inline constexpr int kForwardKeys = 64;
-inline constexpr int forward_shared_bytes(int dim, int queries) {
-  return (queries + 4 * kForwardKeys) * (dim + 8) * 2;
+inline constexpr int forward_shared_bytes(int dim, int queries, int keys, int stages) {
+  return (queries + 2 * stages * keys) * (dim + 8) * 2;
 }
 
-// One block of queries of one head; gridDim.x = B * H * blocks.
-template <class T, int kDim, int kTiles, bool kHoldQueries>
-__global__ __launch_bounds__(kTiles == 1 ? 512 : 256,
-                             1) void attention_forward_kernel(const ForwardOperands<T> o) {
+// One block of queries of one head; gridDim.x = B * H * blocks. kStages blocks of kKeys keys and
+// values are in shared memory or on their way.
+template <class T, int kDim, int kTiles, bool kHoldQueries, int kKeys, int kStages, int kThreads,
+          bool kLazy>
+__global__ __launch_bounds__(kThreads, 1) void attention_forward_kernel(
+    const __grid_constant__ ForwardOperands<T> o) {
 #if VP_HAS_ASYNC_MMA
-  constexpr int kStride = kDim + 8, kKeys = kForwardKeys, kRows = 16 * kTiles;
+  constexpr int kStride = kDim + 8, kRows = 16 * kTiles;
+  constexpr uint32_t kTileBytes = kKeys * kStride * 2;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const query_tile = reinterpret_cast<T*>(shared);
   const int queries = static_cast<int>(blockDim.x) / 32 * kRows;
   const uint32_t q_tile = shared_address(shared);
   const uint32_t ring = q_tile + queries * kStride * 2;
-  constexpr uint32_t kTileBytes = kKeys * kStride * 2;
 
   const int block = blockIdx.x % o.blocks, head = blockIdx.x / o.blocks;
   const int64_t b = head / o.heads, h = head % o.heads;
   const int length = o.lengths ? o.lengths[b] : o.tokens;
   const int64_t out_stride = int64_t{o.heads} * o.dim, stride = 3 * out_stride;
   const T* const q = o.qkv + b * o.tokens * stride + h * o.dim;
-  const T* const k = q + out_stride;
-  const T* const v = k + out_stride;
 
   const int first = block * queries;
   const int warp = threadIdx.x / 32, own = first + warp * kRows;
-  ForwardWarp<T, kDim, kTiles, kHoldQueries> rows(q_tile + warp * kRows * kStride * 2, o.scale);
+  ForwardWarp<T, kDim, kTiles, kHoldQueries, kLazy> rows(q_tile + warp * kRows * kStride * 2, o.scale);
   rows.start();
   if (first < length) {
-    load_rows<T, kDim>(q_tile, q, stride, first, queries, length, o.dim);
-    load_rows<T, kDim>(ring, k, stride, 0, kKeys, length, o.dim);
-    load_rows<T, kDim>(ring + kTileBytes, v, stride, 0, kKeys, length, o.dim);
-    commit_copies();
-    for (int begin = 0, stage = 0; begin < length; begin += kKeys, stage ^= 1) {
-      wait_copies<0>();
+    const RowCopier<T, kDim> copier(o.dim);
+    // Keys and values are two groups of copies, so that the first scores need not wait for values.
+    const auto fetch = [&](int begin, int stage) {
+      const T* const k = q + out_stride + begin * stride;
+      const uint32_t tile = ring + stage * 2 * kTileBytes;
+      if (begin < length) copier.copy(tile, k, stride, kKeys, length - begin);
+      commit_copies();
+      if (begin < length)
+        copier.copy(tile + kTileBytes, k + out_stride, stride, kKeys, length - begin);
+      commit_copies();
+    };
+    copier.copy(q_tile, q + first * stride, stride, queries, length - first);
+#pragma unroll
+    for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage * kKeys, stage);
+    for (int begin = 0, stage = 0; begin < length; begin += kKeys) {
+      if (begin == 0) wait_copies<2 * kStages - 3>();
+      else wait_copies<2 * kStages - 4>();
       __syncthreads();
-      if (begin + kKeys < length) {
-        const uint32_t next = ring + (stage ^ 1) * 2 * kTileBytes;
-        load_rows<T, kDim>(next, k, stride, begin + kKeys, kKeys, length, o.dim);
-        load_rows<T, kDim>(next + kTileBytes, v, stride, begin + kKeys, kKeys, length, o.dim);
-        commit_copies();
-      }
-      if (own >= length) continue;
-      if (begin == 0) rows.hold_queries();
+      fetch(begin + (kStages - 1) * kKeys, stage == 0 ? kStages - 1 : stage - 1);
       const uint32_t keys = ring + stage * 2 * kTileBytes, values = keys + kTileBytes;
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+      const auto values_arrived = [&] {
+        if (begin > 0) return;
+        wait_copies<2 * kStages - 2>();
+        __syncthreads();
+      };
+      if (own >= length) {
+        values_arrived();
+        continue;
+      }
+      if (begin == 0) rows.hold_queries();
       const int valid = length - begin;
-      if (valid >= kKeys) rows.template step<4, false>(keys, values, kKeys);
-      else if (valid > 32) rows.template step<4, true>(keys, values, valid);
-      else if (valid > 16) rows.template step<2, true>(keys, values, valid);
-      else rows.template step<1, true>(keys, values, valid);
+      if (valid >= kKeys) rows.template step<kKeys / 16, false>(keys, values, kKeys, values_arrived);
+      else if (valid > 32)
+        rows.template step<kKeys / 16, true>(keys, values, valid, values_arrived);
+      else if (valid > 16) rows.template step<2, true>(keys, values, valid, values_arrived);
+      else rows.template step<1, true>(keys, values, valid, values_arrived);
     }
   }
   if (own >= o.tokens) return;

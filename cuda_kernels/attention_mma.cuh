@@ -107,19 +107,56 @@ struct LaneOffsets {
   }
 };
 
-// Calls f(integral_constant of the padded head size).
-template <class F>
-bool visit_padded_dim(int64_t dim, F&& f) {
-  switch ((dim + 15) / 16 * 16) {
-    case 32: return f(std::integral_constant<int, 32>{});
-    case 48: return f(std::integral_constant<int, 48>{});
-    case 64: return f(std::integral_constant<int, 64>{});
-    case 80: return f(std::integral_constant<int, 80>{});
-    case 96: return f(std::integral_constant<int, 96>{});
-    case 112: return f(std::integral_constant<int, 112>{});
-    case 128: return f(std::integral_constant<int, 128>{});
-    default: return false;
+#if VP_HAS_ASYNC_MMA
+// How a thread block copies rows of kDim numbers: a row's 16-byte pieces go to neighbouring lanes,
+// always the same lane of the same rows.
+template <class T, int kDim>
+struct RowCopier {
+  static constexpr int kPieces = kDim / 8, kStride = kDim + 8;
+  static constexpr int kLanes = kPieces <= 4 ? 4 : kPieces <= 8 ? 8 : 16;
+
+  // dim: the head's size; what is missing to kDim is written as zeros.
+  __device__ __forceinline__ explicit RowCopier(int dim)
+      : row(threadIdx.x / kLanes),
+        step(blockDim.x / kLanes),
+        piece(threadIdx.x % kLanes),
+        filled(piece * 8 < dim) {}
+  // Rows [0, rows) of a tile from the matrix at `from`, of which `valid` exist; others are zeros.
+  __device__ __forceinline__ void copy(uint32_t tile, const T* from, int64_t stride, int rows,
+                                       int valid) const {
+    if (piece >= kPieces) return;
+    from += row * stride + piece * 8;
+    tile += (row * kStride + piece * 8) * 2;
+    valid = filled ? valid : 0;
+    for (int r = row; r < rows; r += step) {
+      copy16(tile, from, r < valid);
+      from += step * stride;
+      tile += step * kStride * 2;
+    }
+  }
+  int row, step, piece;
+  bool filled;
+};
+
+// Two rows of two neighbouring 16 x 8 results, `row` and `row + 8` of a matrix, in whole 32-byte
+// sectors: a lane swaps with its neighbour to hold four numbers in a row. `columns` are left.
+template <class T>
+__device__ __forceinline__ void store_pair(T* to, int64_t stride, const float (&left)[4],
+                                           const float (&right)[4], float factor, int rows,
+                                           int columns) {
+  const int lane = threadIdx.x % 32, row = lane / 4;
+  const bool odd = lane % 2 != 0;
+  const int column = lane % 4 / 2 * 4 + odd * 8;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t a = pack_pair<T>(left[2 * half] * factor, left[2 * half + 1] * factor);
+    const uint32_t b = pack_pair<T>(right[2 * half] * factor, right[2 * half + 1] * factor);
+    const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1);
+    if (row + 8 * half < rows && column < columns)
+      *reinterpret_cast<uint2*>(to + (row + 8 * half) * stride + column) =
+          odd ? make_uint2(other, b) : make_uint2(a, other);
   }
 }
+#endif
 
 }  // namespace voltapile::cuda

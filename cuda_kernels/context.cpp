@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 
 #include <dlfcn.h>
@@ -76,6 +77,10 @@ class Nvml {
 };
 
 Gpu find_gpu(const CudaOptions& options) {
+  // A lane may wait for host work that waits for another lane, of this rank or, where ranks are
+  // threads, of another: lanes must not share hardware queues, of which the default is 8. Read by
+  // the driver when it starts.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   int count = 0;
   if (const cudaError_t code = cudaGetDeviceCount(&count); code != cudaSuccess || count == 0) {
     throw Error(ExitCode::bad_input,
@@ -120,6 +125,7 @@ size_t used_bytes_of(const std::string& bus_id) {
 
 struct Memory::State {
   Gpu gpu;
+  std::shared_ptr<const DriverContext> driver;
   std::optional<size_t> limit;
   size_t used_before = 0;
   mutable std::mutex mutex;
@@ -146,8 +152,10 @@ struct Memory::State {
   }
 };
 
-Memory::Memory(const Gpu& gpu, std::optional<size_t> limit_bytes, size_t used_before_bytes)
+Memory::Memory(const Gpu& gpu, std::shared_ptr<const DriverContext> context,
+               std::optional<size_t> limit_bytes, size_t used_before_bytes)
     : state_(std::make_shared<State>()) {
+  state_->driver = std::move(context);
   state_->gpu = gpu;
   state_->limit = limit_bytes;
   state_->used_before = used_before_bytes;
@@ -186,6 +194,7 @@ Buffer Memory::allocate(size_t bytes, std::string_view what) {
   state_->allocated += bytes;
   state_->by_name[std::string(what)] += bytes;
   return Buffer(data, bytes, [state = state_, bytes, what = std::string(what)](void* p) {
+    state->driver->enter();
     cudaFree(p);
     const std::lock_guard lock(state->mutex);
     state->allocated -= bytes;
@@ -213,7 +222,8 @@ Buffer Memory::allocate_host(size_t bytes, std::string_view what) {
     munmap(data, rounded);
     refuse(cudaGetErrorString(code));
   }
-  return Buffer(data, bytes, [rounded](void* p) {
+  return Buffer(data, bytes, [state = state_, rounded](void* p) {
+    state->driver->enter();
     cudaHostUnregister(p);
     munmap(p, rounded);
   });
@@ -230,8 +240,8 @@ size_t Memory::overhead_bytes() const {
 
 Context::Context(const CudaOptions& options) : options_(options), gpu_(find_gpu(options)) {
   const size_t used_before = used_bytes_of(gpu_.bus_id);
-  VP_CUDA(cudaSetDevice(gpu_.ordinal));
-  VP_CUDA(cudaFree(nullptr));  // the context
+  driver_ = std::make_shared<const DriverContext>(gpu_.ordinal);
+  driver_->enter();
   volta_ = gpu_.sm < 80 || options.kernels == KernelPath::volta || loaded_architecture() < 80;
   if (options.working == DType::bf16 && gpu_.sm < 80) {
     throw Error(ExitCode::bad_input,
@@ -239,12 +249,10 @@ Context::Context(const CudaOptions& options) : options_(options), gpu_(find_gpu(
                        "arithmetic: set precision.type = \"f16\"",
                        gpu_.name, gpu_.sm / 10, gpu_.sm % 10));
   }
-  memory_ = std::make_unique<Memory>(gpu_, options.memory_limit_bytes, used_before);
+  memory_ = std::make_unique<Memory>(gpu_, driver_, options.memory_limit_bytes, used_before);
 }
 
 Context::~Context() = default;
-
-void Context::enter() const { VP_CUDA(cudaSetDevice(gpu_.ordinal)); }
 
 std::byte* Context::scratch(Stream& stream) {
   Buffer& buffer = lanes_[&stream].scratch;

@@ -28,11 +28,28 @@ struct Gpu {
   std::string bus_id;
 };
 
+// The driver's context of one device. The first device on a GPU in a process takes the primary one;
+// another beside it (ranks as threads, in tests) gets one of its own: the driver waits for a whole
+// context in many calls, and two ranks of one context would wait for each other.
+class DriverContext {
+ public:
+  explicit DriverContext(int ordinal);
+  ~DriverContext();
+  DriverContext(const DriverContext&) = delete;
+  DriverContext& operator=(const DriverContext&) = delete;
+  void enter() const;  // makes it the calling thread's
+
+ private:
+  int ordinal_;
+  void* own_ = nullptr;  // a CUcontext
+};
+
 // Counts what is allocated, by name, and keeps to the limit. Buffers hold it: they may outlive the
 // device.
 class Memory {
  public:
-  Memory(const Gpu& gpu, std::optional<size_t> limit_bytes, size_t used_before_bytes);
+  Memory(const Gpu& gpu, std::shared_ptr<const DriverContext> context,
+         std::optional<size_t> limit_bytes, size_t used_before_bytes);
 
   Buffer allocate(size_t bytes, std::string_view what);
   Buffer allocate_host(size_t bytes, std::string_view what);
@@ -60,8 +77,8 @@ class Context {
   const CudaOptions& options() const { return options_; }
   const Gpu& gpu() const { return gpu_; }
   Memory& memory() const { return *memory_; }
-  // Makes this GPU the calling thread's.
-  void enter() const;
+  // Makes this device's context the calling thread's.
+  void enter() const { driver_->enter(); }
   // Whether kernels must be those of sm_70: the GPU is one, the option says so, or the code that
   // was loaded is.
   bool volta() const { return volta_; }
@@ -88,6 +105,7 @@ class Context {
  private:
   CudaOptions options_;
   Gpu gpu_;
+  std::shared_ptr<const DriverContext> driver_;
   std::unique_ptr<Memory> memory_;
   bool volta_ = false;
   struct LaneMemory {

@@ -20,9 +20,6 @@ struct Recorded {
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(const CudaOptions& options) : context_(options), kernels_(context_) {
-    for (int lane = 0; lane < kLaneCount; ++lane)
-      streams_[static_cast<size_t>(lane)] =
-          std::make_unique<CudaStream>(context_, static_cast<Lane>(lane));
     for (Lane lane : {Lane::compute, Lane::dp}) {
       context_.scratch(stream(lane));
       context_.workspace(stream(lane));
@@ -56,7 +53,16 @@ class CudaDevice final : public Device {
   size_t allocated_bytes() const override { return context_.memory().allocated_bytes(); }
   size_t overhead_bytes() const override { return context_.memory().overhead_bytes(); }
 
-  Stream& stream(Lane lane) override { return *streams_[static_cast<size_t>(lane)]; }
+  // Made when it is first asked for: a GPU has few hardware queues, and streams that share one wait
+  // for each other.
+  Stream& stream(Lane lane) override {
+    auto& stream = streams_[static_cast<size_t>(lane)];
+    if (!stream) {
+      context_.enter();
+      stream = std::make_unique<CudaStream>(context_, lane);
+    }
+    return *stream;
+  }
   Event record(Stream& stream) override { return on(stream).record(); }
   void wait(Stream& stream, Event event) override {
     if (event.stream != nullptr) on(stream).wait(event);
@@ -111,9 +117,15 @@ class CudaDevice final : public Device {
   }
   void wait_until_idle() override {
     for (auto& stream : streams_) {
-      const Event last = stream->record();
-      while (!stream->done(last.ticket) || !stream->host_work_done())
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      if (!stream) continue;
+      const auto pause = [] { std::this_thread::sleep_for(std::chrono::microseconds(50)); };
+      try {
+        const Event last = stream->record();
+        while (!stream->done(last.ticket)) pause();
+      } catch (const Error&) {
+        context_.fail(std::current_exception());  // a GPU that has failed runs nothing more
+      }
+      while (!stream->host_work_done()) pause();
     }
   }
   Context& context() { return context_; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -102,13 +103,14 @@ struct MatrixProducts::Plan {
   bool bias = false;
   size_t out_bytes = 0;
   cublasLtMatmulAlgo_t algorithm;
+  std::optional<Product> plain;  // without an algorithm
 
   explicit Plan(const Key& key);
   template <class T>
   void set(cublasLtMatmulDescAttributes_t attribute, T value) {
     VP_CUBLAS(cublasLtMatmulDescSetAttribute(&operation, attribute, &value, sizeof(value)));
   }
-  // The library's proposals, best guess first.
+  // The library's proposals, best guess first; none where it has no algorithm.
   std::vector<cublasLtMatmulAlgo_t> candidates(cublasLtHandle_t handle, const Key& key);
   bool accepts(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& candidate) {
     cublasLtMatmulHeuristicResult_t result;
@@ -157,13 +159,10 @@ std::vector<cublasLtMatmulAlgo_t> MatrixProducts::Plan::candidates(cublasLtHandl
   int found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       handle, &operation, &right, &left, &out, &out, &preference, kCandidates, results, &found);
+  if (status != CUBLAS_STATUS_NOT_SUPPORTED) VP_CUBLAS(status);
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   for (int i = 0; i < found; ++i)
     if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(results[i].algo);
-  if (algorithms.empty()) {
-    throw Error(ExitCode::failure, format("cuBLASLt has no algorithm for the product {}: {}",
-                                          key.name(), cublasLtGetStatusString(status)));
-  }
   return algorithms;
 }
 
@@ -207,6 +206,10 @@ MatrixProducts::Plan& MatrixProducts::plan_of(const Key& key, const Operands& op
 }
 
 cublasStatus_t MatrixProducts::enqueue(Plan& plan, const Operands& operands, Stream& stream) const {
+  if (plan.plain) {
+    plain_product(*plan.plain, operands, handle_of(stream));
+    return CUBLAS_STATUS_SUCCESS;
+  }
   if (plan.bias) plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
   const float alpha = 1;
   return cublasLtMatmul(handle_, &plan.operation, &alpha, operands.right, &plan.right,
@@ -224,6 +227,14 @@ void MatrixProducts::choose(Plan& plan, const Key& key, const Operands& operands
         format("cuBLASLt refuses the algorithm kept for the product {}: it is chosen anew", name));
   }
   const std::vector<cublasLtMatmulAlgo_t> candidates = plan.candidates(handle_, key);
+  if (candidates.empty()) {
+    log::warn(
+        format("cuBLASLt has no algorithm for the product {}: a plain kernel computes it, "
+               "slowly",
+               name));
+    plan.plain = key.product;
+    return;
+  }
   plan.algorithm = candidates.front();
   cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
   VP_CUDA(cudaStreamIsCapturing(handle_of(stream), &capturing));
@@ -260,10 +271,10 @@ void MatrixProducts::time(const std::vector<cublasLtMatmulAlgo_t>& candidates, P
   };
   auto* checksum = reinterpret_cast<uint64_t*>(context_.scratch(stream));
   std::vector<Trial> trials;
-  float last_ms = 0;
+  float ms = 0;
   const float beta = std::exchange(plan.beta, 0.0f);
-  for (const auto& candidate : candidates) {  // loads code, and warms up
-    if (!run(candidate, 1, last_ms)) continue;
+  for (const auto& candidate : candidates) {
+    if (!run(candidate, 1, ms)) continue;  // loads code: the time is not the product's
     Trial trial = {candidate, 0, {}};
     VP_CUDA(cudaMemsetAsync(checksum, 0, sizeof(*checksum), lane));
     add_checksum(operands.out, static_cast<int64_t>(plan.out_bytes), checksum, lane);
@@ -275,9 +286,12 @@ void MatrixProducts::time(const std::vector<cublasLtMatmulAlgo_t>& candidates, P
       trials.push_back(trial);
   }
   plan.beta = beta;
-  const int repeats = last_ms < kShortMs ? kShortRepeats : 1;
-  for (size_t round = 0; round < kRounds; ++round)
-    for (Trial& trial : trials) run(trial.algorithm, repeats, trial.ms[round]);
+  if (trials.size() > 1) {
+    run(trials.front().algorithm, 1, ms);
+    const int repeats = ms < kShortMs ? kShortRepeats : 1;
+    for (size_t round = 0; round < kRounds; ++round)
+      for (Trial& trial : trials) run(trial.algorithm, repeats, trial.ms[round]);
+  }
 
   if (!before.empty()) {
     VP_CUDA(cudaMemcpyAsync(operands.out, before.data(), before.size(), cudaMemcpyDefault, lane));

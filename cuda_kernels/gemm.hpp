@@ -46,7 +46,8 @@ class MatrixProducts {
   // there takes the algorithm that was kept in the tuning file, or the library's first proposal.
   // Only algorithms that give the same bits at every run are taken, and only those that give the
   // bits of the first proposal, on the operands at hand: timing decides how long a product takes,
-  // and never what it gives.
+  // and never what it gives. Where the library has no algorithm, plain_product takes its place,
+  // with a warning.
   void multiply(const Product& product, const Operands& operands, Stream& stream);
 
   // Counters of the lane for kernels whose last block finishes the work of all: kTickets zeros,
@@ -71,6 +72,9 @@ class MatrixProducts {
   std::unique_ptr<Plans> plans_;
   std::map<const Stream*, Buffer> tickets_;
 };
+
+// The same by a kernel of our own, far from the GPU's rate: for what cuBLASLt has no algorithm for.
+void plain_product(const Product& product, const Operands& operands, cudaStream_t stream);
 
 // *sum += a number that tells the contents of memory apart (an even number of bytes); on the
 // device, and the same whatever the order of the work.

@@ -1,5 +1,3 @@
-#include <cuda_pipeline_primitives.h>
-
 #include "column_sums.cuh"
 
 namespace voltapile::cuda {
@@ -16,7 +14,8 @@ struct Backward {
   int64_t rows;
   int columns;
 };
-// A group of warps holds a row; each thread's packs wait in `stages` places of shared memory.
+// A group of warps holds a row; each thread's packs wait in `stages` (1 or 2) places of shared
+// memory.
 struct Groups {
   int threads = 32, count = 1, stages = 1;
 };
@@ -25,50 +24,72 @@ __device__ __forceinline__ void group_barrier(int group, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");
 }
 
+// From global to shared memory, where the GPU can without waiting; zeros where nothing is `there`.
+template <class T, int N>
+__device__ __forceinline__ void copy_ahead(Pack<T, N>& to, const T* from, bool there) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (sizeof(to) == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(&to))),
+                 "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+    return;
+  }
+#endif
+  to = there ? load<T, N>(from) : Pack<T, N>{};
+}
+__device__ __forceinline__ void end_of_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Until all but the last kAhead batches of this thread's copies are there.
+template <int kAhead>
+__device__ __forceinline__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kAhead) : "memory");
+#endif
+}
+
 // One pass: reads dy, x (and the residual), writes dx. Blocks stay for many rows, which the groups
 // of a block take in turn. Rows come through shared memory, copied there asynchronously while the
 // row before is worked on; every thread copies what it will read itself, so that only the two sums
 // over a row need a barrier. The sums over rows stay in registers until the end. Bound: memory.
-template <class T, int kWidth, int kPacks>
+template <class T, int kWidth, int kPacks, bool kResidual>
 __global__ void __launch_bounds__(kThreads, 1)
     layer_norm_backward_kernel(const Backward<T> a, const Groups groups) {
   using Numbers = Pack<T, kWidth>;
+  constexpr int kOperands = kResidual ? 3 : 2;
   extern __shared__ __align__(16) unsigned char room[];
   __shared__ float2 shared[2][kThreads / 32];
   const int group = static_cast<int>(threadIdx.x) / groups.threads;
   const int thread = static_cast<int>(threadIdx.x) % groups.threads;
   const int first = thread / 32 * 32 * kPacks + thread % 32;  // of the thread's packs
-  const int operands = a.residual ? 3 : 2;
-  Numbers* own = reinterpret_cast<Numbers*>(room) +
-                 group * groups.stages * operands * kPacks * groups.threads + first;
-  const auto place = [&](int stage, int operand, int j) -> Numbers& {
-    return own[(stage * operands + operand) * kPacks * groups.threads + j * 32];
-  };
+  Numbers* const slots = reinterpret_cast<Numbers*>(room);
+  const int in_operand = kPacks * groups.threads;
+  const int own = group * groups.stages * kOperands * in_operand + first;
   const auto column_of = [&](int j) { return (first + j * 32) * kWidth; };
-  const auto copy = [](Numbers& to, const T* from) {
-    if constexpr (sizeof(Numbers) >= 4) __pipeline_memcpy_async(&to, from, sizeof(Numbers));
-    else to = load<T, kWidth>(from);
-  };
-  const auto fetch = [&](int64_t row, int stage) {
-    if (row < a.rows) {
+  const auto there = [&](int j) { return column_of(j) < a.columns; };
+  const auto fetch = [&](int row, int stage) {
+    const int64_t at = int64_t{row} * a.columns + first * kWidth;
+    const int slot = own + stage * kOperands * in_operand;
 #pragma unroll
-      for (int j = 0; j < kPacks; ++j) {
-        if (column_of(j) >= a.columns) continue;
-        const int64_t at = row * a.columns + column_of(j);
-        copy(place(stage, 0, j), a.dy + at);
-        copy(place(stage, 1, j), a.x + at);
-        if (a.residual) copy(place(stage, 2, j), a.residual + at);
-      }
+    for (int j = 0; j < kPacks; ++j) {
+      const bool real = row < a.rows && there(j);
+      const int64_t from = at + j * 32 * kWidth;
+      copy_ahead(slots[slot + j * 32], a.dy + from, real);
+      copy_ahead(slots[slot + in_operand + j * 32], a.x + from, real);
+      if constexpr (kResidual)
+        copy_ahead(slots[slot + 2 * in_operand + j * 32], a.residual + from, real);
     }
-    __pipeline_commit();
+    end_of_copies();
   };
 
-  Numbers gamma[kPacks];
+  Numbers gamma[kPacks] = {};
   float dgamma[kPacks][kWidth] = {}, dbeta[kPacks][kWidth] = {};
 #pragma unroll
   for (int j = 0; j < kPacks; ++j)
-    if (column_of(j) < a.columns) gamma[j] = load<T, kWidth>(a.gamma + column_of(j));
-
+    if (there(j)) gamma[j] = load<T, kWidth>(a.gamma + column_of(j));
   // Where the sums fill the registers, packs must not be read ahead of their use, and gamma must
   // not be widened ahead of all rows.
   const auto one_pack_at_a_time = [&](int j) {
@@ -78,34 +99,32 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   };
 
-  const int64_t step = int64_t{gridDim.x} * groups.count;
-  int64_t row = int64_t{blockIdx.x} * groups.count + group;
+  const int step = static_cast<int>(gridDim.x) * groups.count, ahead = groups.stages - 1;
+  int row = static_cast<int>(blockIdx.x) * groups.count + group;
   int stage = 0, turn = 0;
-  float mean = 0, rstd = 0;
-  if (row < a.rows) {
-    mean = a.mean[row], rstd = a.rstd[row];
-    if (groups.stages == 2) fetch(row, 0);
-  }
+  float next_mean = 0, next_rstd = 0;
+  if (row < a.rows) next_mean = a.mean[row], next_rstd = a.rstd[row];
+  if (ahead) fetch(row, 0);
   for (; row < a.rows; row += step) {
-    float next_mean = 0, next_rstd = 0;
+    const float mean = next_mean, rstd = next_rstd, shift = -mean * rstd;
+    // An error of the product mean * rstd is far below the rounding of 16-bit x.
+    const auto normal_of = [&](float x) {
+      return sizeof(T) == 2 ? fmaf(x, rstd, shift) : (x - mean) * rstd;
+    };
     if (row + step < a.rows) next_mean = a.mean[row + step], next_rstd = a.rstd[row + step];
-    if (groups.stages == 2) {
-      fetch(row + step, stage ^ 1);
-      __pipeline_wait_prior(1);
-    } else {
-      fetch(row, 0);
-      __pipeline_wait_prior(0);
-    }
+    fetch(row + ahead * step, stage ^ ahead);
+    if (ahead) wait_for_copies<1>();
+    else wait_for_copies<0>();
 
+    const int slot = own + stage * kOperands * in_operand;
     float sum = 0, dot = 0;
 #pragma unroll
     for (int j = 0; j < kPacks; ++j) {
-      if (column_of(j) >= a.columns) continue;
       one_pack_at_a_time(j);
-      const Numbers dy = place(stage, 0, j), x = place(stage, 1, j);
+      const Numbers dy = slots[slot + j * 32], x = slots[slot + in_operand + j * 32];
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) {
-        const float slope = widen(dy.v[k]), normal = (widen(x.v[k]) - mean) * rstd;
+        const float slope = widen(dy.v[k]), normal = normal_of(widen(x.v[k]));
         const float g = slope * widen(gamma[j].v[k]);
         dgamma[j][k] = fmaf(slope, normal, dgamma[j][k]);
         dbeta[j][k] += slope;
@@ -117,45 +136,44 @@ __global__ void __launch_bounds__(kThreads, 1)
     dot = warp_sum(dot);
     if (groups.threads > 32) {
       const int warps = groups.threads / 32;
-      if (thread % 32 == 0) shared[turn][group * warps + thread / 32] = {sum, dot};
+      float2* const sums = shared[turn] + group * warps;
+      if (thread % 32 == 0) sums[thread / 32] = {sum, dot};
       group_barrier(group, groups.threads);
       sum = dot = 0;
       for (int w = 0; w < warps; ++w) {
-        const float2 one = shared[turn][group * warps + w];
-        sum += one.x;
-        dot += one.y;
+        sum += sums[w].x;
+        dot += sums[w].y;
       }
       turn ^= 1;
     }
     const float mean_g = sum / static_cast<float>(a.columns);
     const float mean_dot = dot / static_cast<float>(a.columns);
+    T* const dx = a.dx + (int64_t{row} * a.columns + first * kWidth);
 #pragma unroll
     for (int j = 0; j < kPacks; ++j) {
-      if (column_of(j) >= a.columns) continue;
       one_pack_at_a_time(j);
-      const Numbers dy = place(stage, 0, j), x = place(stage, 1, j);
-      Numbers added{}, dx;
-      if (a.residual) added = place(stage, 2, j);
+      const Numbers dy = slots[slot + j * 32], x = slots[slot + in_operand + j * 32];
+      Numbers added{}, out;
+      if constexpr (kResidual) added = slots[slot + 2 * in_operand + j * 32];
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) {
-        const float normal = (widen(x.v[k]) - mean) * rstd;
-        const float g = widen(dy.v[k]) * widen(gamma[j].v[k]);
-        dx.v[k] = narrow<T>(fmaf(rstd, g - mean_g - normal * mean_dot, widen(added.v[k])));
+        const float off_mean = fmaf(widen(dy.v[k]), widen(gamma[j].v[k]), -mean_g);
+        const float slope = fmaf(-mean_dot, normal_of(widen(x.v[k])), off_mean);
+        out.v[k] = narrow<T>(kResidual ? fmaf(rstd, slope, widen(added.v[k])) : rstd * slope);
       }
-      store(a.dx + row * a.columns + column_of(j), dx);
+      if (there(j)) store(dx + j * 32 * kWidth, out);
     }
-    mean = next_mean, rstd = next_rstd;
-    if (groups.stages == 2) stage ^= 1;
+    stage ^= ahead;
   }
 
   if (a.partial == nullptr) return;
-  float* partial = a.partial + int64_t{blockIdx.x} * 2 * a.columns;
-  __pipeline_wait_prior(0);
+  float* const partial = a.partial + int64_t{blockIdx.x} * 2 * a.columns;
+  wait_for_copies<0>();
   __syncthreads();
   float* to = groups.count == 1 ? partial : reinterpret_cast<float*>(room) + group * 2 * a.columns;
 #pragma unroll
   for (int j = 0; j < kPacks; ++j) {
-    if (column_of(j) >= a.columns) continue;
+    if (!there(j)) continue;
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) {
       to[column_of(j) + k] = dgamma[j][k];
@@ -249,7 +267,8 @@ bool run_groups(Context& context, const Backward<T>& a, const SumTargets& target
   const int bytes = std::max(groups.count * groups.stages * row_bytes,
                              groups.count > 1 ? groups.count * sum_bytes : 0);
   const auto blocks = blocks_for(a.rows, groups.count, context.gpu().multiprocessors);
-  const auto kernel = layer_norm_backward_kernel<T, kWidth, kPacks>;
+  const auto kernel = a.residual ? layer_norm_backward_kernel<T, kWidth, kPacks, true>
+                                 : layer_norm_backward_kernel<T, kWidth, kPacks, false>;
   VP_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   kernel<<<blocks, groups.threads * groups.count, static_cast<size_t>(bytes), handle_of(stream)>>>(
       a, groups);
@@ -272,7 +291,7 @@ bool run_in_registers(Context& context, const Backward<T>& a, const SumTargets& 
     return with(std::integral_constant<int, 4>{});
   } else {
     if (packs <= 32) return with(std::integral_constant<int, 1>{});
-    if (packs <= 64 || (packs > 128 && packs <= 512)) return with(std::integral_constant<int, 2>{});
+    if (packs <= 512) return with(std::integral_constant<int, 2>{});
     if (packs <= 4 * kThreads) return with(std::integral_constant<int, 4>{});
     return with(std::integral_constant<int, kMost>{});
   }
@@ -293,6 +312,8 @@ void CudaKernels::layer_norm_backward(TensorView dy, TensorView x, TensorView ga
                                       TensorView dx, TensorView dgamma, TensorView dbeta,
                                       Stream& stream) {
   shapes::layer_norm_backward(dy, x, gamma, mean, rstd, residual, dx, dgamma, dbeta);
+  VP_CHECK(x.rows() < (1 << 30) && x.columns() < (1 << 30), "layer_norm_backward: x is {}",
+           x.shape.text());
   if (x.elements() == 0) return;
   visit(x.dtype, [&](auto tag) {
     using T = decltype(tag);

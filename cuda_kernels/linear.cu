@@ -88,13 +88,11 @@ __device__ __forceinline__ float gelu_slope_at(float x) {
 enum class Activation { value, slope };
 
 // value: out = gelu(pre); slope: out *= gelu'(pre). Reads pre and writes out once (slope reads it
-// too): bound by memory, 2 or 3 times the tensor. The product before has just written the tensor's
-// end, and the product after starts at its beginning: going backwards, both are found in the cache.
+// too): bound by memory, 2 or 3 times the tensor.
 template <Activation kWhat, class T, int V, int kPacks>
 __global__ void __launch_bounds__(kThreads)
     activation_kernel(const T* __restrict__ pre, T* __restrict__ out, int64_t packs, int64_t n) {
-  const int64_t block = gridDim.x - 1 - blockIdx.x;
-  const int64_t first = block * kThreads * kPacks + threadIdx.x;
+  const int64_t first = int64_t{blockIdx.x} * kThreads * kPacks + threadIdx.x;
   using P = Pack<T, V>;
   P x[kPacks], y[kPacks];
 #pragma unroll
@@ -118,7 +116,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   // What is left after whole packs.
   const int64_t rest = packs * V + threadIdx.x;
-  if (block == 0 && rest < n) {
+  if (blockIdx.x == 0 && rest < n) {
     const float wide = widen(pre[rest]);
     if constexpr (kWhat == Activation::value) out[rest] = narrow<T>(gelu_at<T>(wide));
     else out[rest] = narrow<T>(widen(out[rest]) * gelu_slope_at<T>(wide));

@@ -40,52 +40,60 @@ __global__ void __launch_bounds__(kOwner == Owner::warp ? 256 : kRowThreads)
     if constexpr (kWarp) return warp_sum(v);
     else return block_sum(v, shared[turn]);
   };
+  // Packs beyond the row are zeros, which the arithmetic takes along: branches would keep the loads
+  // of the packs apart.
   const auto column_of = [&](int j) {
     return (thread / 32 * 32 * kPacks + j * 32 + thread % 32) * kWidth;
   };
+  const auto there = [&](int j) { return column_of(j) < columns; };
+  const auto some_column = [&](int j) { return there(j) ? column_of(j) : 0; };
 
-  Pack<T, kWidth> in[kPacks];
+  Pack<T, kWidth> in[kPacks] = {};
 #pragma unroll
   for (int j = 0; j < kPacks; ++j)
-    if (column_of(j) < columns) in[j] = load_once<T, kWidth>(x + row * columns + column_of(j));
+    if (there(j)) in[j] = load_once<T, kWidth>(x + row * columns + column_of(j));
   if constexpr (kBranch) {
-    Pack<T, kWidth> side[kPacks];
+    Pack<T, kWidth> side[kPacks] = {};
 #pragma unroll
     for (int j = 0; j < kPacks; ++j)
-      if (column_of(j) < columns)
-        side[j] = load_once<T, kWidth>(branch.branch + row * columns + column_of(j));
+      if (there(j)) side[j] = load_once<T, kWidth>(branch.branch + row * columns + column_of(j));
     const float keep = branch.keep(row);
 #pragma unroll
     for (int j = 0; j < kPacks; ++j) {
-      if (column_of(j) >= columns) continue;
       // The norm is of the rounded y, as a layer norm on its own would read it.
-      in[j] = residual_pack(in[j], side[j], branch.bias, branch.scale, keep, column_of(j));
-      store(branch.y + row * columns + column_of(j), in[j]);
+      const auto y = residual_pack(in[j], side[j], branch.bias, branch.scale, keep, some_column(j));
+      if (there(j)) store(branch.y + row * columns + column_of(j), y);
+      in[j] = there(j) ? y : Pack<T, kWidth>{};
     }
   }
 
-  float v[kPacks][kWidth], sum = 0;
+  float sum = 0;
 #pragma unroll
   for (int j = 0; j < kPacks; ++j)
 #pragma unroll
-    for (int k = 0; k < kWidth; ++k) {
-      v[j][k] = column_of(j) < columns ? widen(in[j].v[k]) : 0.0f;
-      sum += v[j][k];
-    }
+    for (int k = 0; k < kWidth; ++k) sum += widen(in[j].v[k]);
   const float mean = sum_of(sum, 0) / static_cast<float>(columns);
   float squares = 0;
 #pragma unroll
-  for (int j = 0; j < kPacks; ++j)
-    if (column_of(j) < columns) {
+  for (int j = 0; j < kPacks; ++j) {
+    keep_packed(in[j]);  // or fewer rows are in flight
+    const float centre = there(j) ? mean : 0.0f;
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) squares = fmaf(v[j][k] - mean, v[j][k] - mean, squares);
+    for (int k = 0; k < kWidth; ++k) {
+      const float away = widen(in[j].v[k]) - centre;
+      squares = fmaf(away, away, squares);
     }
+  }
   const float rstd = rstd_of(sum_of(squares, 1), columns, norm.eps);
 #pragma unroll
-  for (int j = 0; j < kPacks; ++j)
-    if (column_of(j) < columns)
-      store(norm.y + row * columns + column_of(j),
-            normalised_pack<T>(v[j], mean, rstd, norm.gamma, norm.beta, column_of(j)));
+  for (int j = 0; j < kPacks; ++j) {
+    keep_packed(in[j]);
+    float v[kWidth];
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) v[k] = widen(in[j].v[k]);
+    const auto y = normalised_pack<T>(v, mean, rstd, norm.gamma, norm.beta, some_column(j));
+    if (there(j)) store(norm.y + row * columns + column_of(j), y);
+  }
   if (thread == 0) norm.mean[row] = mean, norm.rstd[row] = rstd;
 }
 
@@ -152,7 +160,7 @@ void norm_rows(const T* x, const Branch<T>& branch, const Norm<T>& norm, int64_t
               x, branch, norm, rows, static_cast<int>(columns));
     };
     if (packs <= 32) by_warps(std::integral_constant<int, 1>{});
-    else if (packs <= 128) by_warps(std::integral_constant<int, 4>{});
+    else if (packs <= 64) by_warps(std::integral_constant<int, 2>{});
     else if (packs <= kRowThreads) by_blocks(std::integral_constant<int, 2>{});
     else if (packs <= 4 * kRowThreads) by_blocks(std::integral_constant<int, 4>{});
     else

@@ -3,8 +3,6 @@
 #pragma once
 #include <initializer_list>
 
-#include <cuda_pipeline_primitives.h>
-
 #include "launch.cuh"
 
 namespace voltapile::cuda {
@@ -45,6 +43,15 @@ __device__ __forceinline__ Pack<T, N> load_once(const T* from) {
   } else {
     return load<T, N>(from);
   }
+}
+// Of what no kernel in flight writes (parameters): may move ahead of stores.
+template <class T, int N>
+__device__ __forceinline__ Pack<T, N> load_constant(const T* from) {
+  Pack<T, N> pack;
+  if constexpr (sizeof(pack) == 16)
+    *reinterpret_cast<uint4*>(&pack) = __ldg(reinterpret_cast<const uint4*>(from));
+  else pack.v[0] = __ldg(from);
+  return pack;
 }
 template <class T, int N>
 __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
@@ -91,8 +98,8 @@ __device__ __forceinline__ Pack<T, N> residual_pack(const Pack<T, N>& x, const P
                                                     const T* bias, const T* scale, float keep,
                                                     int64_t column) {
   Pack<T, N> add{}, times{}, y;
-  if (bias) add = load<T, N>(bias + column);
-  if (scale) times = load<T, N>(scale + column);
+  if (bias) add = load_constant<T, N>(bias + column);
+  if (scale) times = load_constant<T, N>(scale + column);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const float side = bias ? widen(branch.v[i]) + widen(add.v[i]) : widen(branch.v[i]);
@@ -105,7 +112,8 @@ template <class T, int N>
 __device__ __forceinline__ Pack<T, N> normalised_pack(const float (&x)[N], float mean, float rstd,
                                                       const T* gamma, const T* beta,
                                                       int64_t column) {
-  const Pack<T, N> times = load<T, N>(gamma + column), add = load<T, N>(beta + column);
+  const Pack<T, N> times = load_constant<T, N>(gamma + column),
+                   add = load_constant<T, N>(beta + column);
   Pack<T, N> y;
 #pragma unroll
   for (int i = 0; i < N; ++i)

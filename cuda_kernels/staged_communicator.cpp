@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
+#include <mutex>
 #include <utility>
 
 namespace voltapile::cuda {
@@ -10,6 +12,38 @@ namespace {
 // Longer tensors go in pieces: pinned memory is dear. All ranks cut alike.
 constexpr size_t kPieceBytes = size_t{32} << 20;
 constexpr size_t kLeastBytes = size_t{64} << 10;
+
+// Pinned memory that communicators lend from the process and give back to it, not to the driver:
+// that would wait there until the GPU is idle, with a lock that the lanes' host threads need to get
+// it idle.
+class Pool {
+ public:
+  static Pool& instance() {
+    static auto* pool = new Pool;  // for as long as the process lives
+    return *pool;
+  }
+  std::shared_ptr<Buffer> lend(size_t bytes, Device& device) {
+    const size_t size = std::bit_ceil(std::max(bytes, kLeastBytes));
+    std::unique_ptr<Buffer> buffer;
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto at = free_.find(size); at != free_.end()) {
+        buffer = std::move(at->second);
+        free_.erase(at);
+      }
+    }
+    if (buffer == nullptr)
+      buffer = std::make_unique<Buffer>(device.allocate_host(size, "staged tensors"));
+    return {buffer.release(), [this](Buffer* back) {
+              const std::lock_guard lock(mutex_);
+              free_.emplace(back->bytes(), back);
+            }};
+  }
+
+ private:
+  std::mutex mutex_;
+  std::multimap<size_t, std::unique_ptr<Buffer>> free_;
+};
 
 std::byte* at(const TensorView& t, int64_t element) {
   return static_cast<std::byte*>(t.data) + static_cast<size_t>(element) * bytes_of(t.dtype);
@@ -50,8 +84,7 @@ std::byte* StagedCommunicator::staging(size_t bytes, Stream& stream) {
   last_ = &stream;
   if (pinned_ == nullptr || pinned_->bytes() < bytes) {
     keep_until_done(stream);
-    pinned_ = std::make_shared<Buffer>(
-        device_.allocate_host(std::bit_ceil(std::max(bytes, kLeastBytes)), "staged " + name));
+    pinned_ = Pool::instance().lend(bytes, device_);
   }
   return pinned_->data();
 }

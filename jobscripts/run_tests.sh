@@ -78,15 +78,16 @@ fi
 
 # nvcc is often installed without being on PATH.
 if nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc); then
-  suites=cuda
-  if [ -e /dev/nvidiactl ]; then suites="cuda gpu unit"; fi
-  PATH=$(dirname "$nvcc"):$PATH run_stage cuda build-cuda "" "$suites" \
-    -Dcuda=enabled -Donednn=disabled
+  lean=(-Dcuda=enabled -Donednn=disabled -Doptimization=0)
+  suites=cuda archs=90
+  if [ $full = yes ]; then archs=80,90; fi
+  if [ -e /dev/nvidiactl ]; then suites="cuda gpu"; fi
+  PATH=$(dirname "$nvcc"):$PATH run_stage cuda build-cuda "" "$suites" -Dgpu_arch=$archs "${lean[@]}"
   if [ $quick = no ] && "$nvcc" --version | grep -q "release 1[3-9]"; then
     cuda12=${VOLTAPILE_CUDA12-build-cuda12} # where it lies, or is to be unpacked
     if jobscripts/unpack_cuda12.sh "$cuda12"; then
       PATH=$(realpath "$cuda12")/tk/bin:$PATH run_stage "cuda for Volta" build-volta "" cuda \
-        -Dcuda=enabled -Dgpu_arch=70 -Donednn=disabled
+        -Dgpu_arch=70 "${lean[@]}"
     else
       stages+=("cuda for Volta=$PWD/build-volta/test-reports")
       mkdir -p build-volta/test-reports

@@ -137,11 +137,47 @@ Case qk_norm_backward(Workbench& b) {
           }};
 }
 
+Case dropout(Workbench& b) {
+  const int64_t rows = b.sizes().rows(), dim = b.sizes().dim;
+  const TensorView x = b.working({rows, dim}), y = b.working({rows, dim});
+  Dropout drop;
+  drop.rate = 0.1f;
+  drop.rows_per_sample = b.sizes().tokens;
+  drop.state = b.state();
+  return {"dropout", {rows, dim}, [=, &b] { b.kernels().dropout(x, drop, y, b.stream()); }};
+}
+
+// A block's input, as it is kept in 8 bits.
+struct Stored {
+  explicit Stored(Workbench& b)
+      : elements(b.sizes().rows() * b.sizes().dim),
+        x(b.working({elements})),
+        codes(b.bytes({elements})),
+        scales(b.filled(DType::f32, {(elements + kQuantiseBlock - 1) / kQuantiseBlock}, 1)) {}
+  int64_t elements;
+  TensorView x, codes, scales;
+};
+
+Case quantise_8bit(Workbench& b) {
+  const Stored s(b);
+  return {"quantise_8bit", {s.elements}, [=, &b] {
+            b.kernels().quantise_8bit(s.x, {}, s.codes, s.scales, b.stream());
+          }};
+}
+
+Case dequantise_8bit(Workbench& b) {
+  const Stored s(b);
+  return {"dequantise_8bit", {s.elements}, [=, &b] {
+            b.kernels().dequantise_8bit(s.codes, s.scales, s.x, b.stream());
+          }};
+}
+
 }  // namespace
 
 std::vector<Prepare> block_cases() {
   std::vector<Prepare> cases = {layer_norm, layer_norm_backward, layer_norm_apply,
-                                residual,   residual_layer_norm, residual_backward};
+                                residual,   residual_layer_norm, residual_backward,
+                                dropout,    quantise_8bit,       dequantise_8bit};
   for (const int64_t head : {64, 128}) {
     cases.emplace_back([head](Workbench& b) { return attention(b, head); });
     cases.emplace_back([head](Workbench& b) { return attention_backward(b, head); });

@@ -10,7 +10,7 @@ constexpr std::array<double, 3> kMean = {0.5, 0.5, 0.5}, kStd = {0.25, 0.25, 0.2
 Case patchify(Workbench& b) {
   const Sizes& s = b.sizes();
   const int64_t patches = (s.image / s.patch) * (s.image / s.patch);
-  const TensorView pictures = b.pictures({s.batch, 3, s.image, s.image}),
+  const TensorView pictures = b.bytes({s.batch, 3, s.image, s.image}),
                    out = b.working({s.batch * patches, 3 * s.patch * s.patch});
   return {"patchify", {s.batch, 3, s.image, s.image}, [=, &b] {
             const int64_t patch = b.sizes().patch;

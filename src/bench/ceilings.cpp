@@ -7,7 +7,7 @@ namespace {
 
 double copy_rate(Workbench& bench) {
   const auto bytes = static_cast<int64_t>(bench.sizes().copy_bytes);
-  const TensorView from = bench.pictures({bytes}), to = bench.pictures({bytes});
+  const TensorView from = bench.bytes({bytes}), to = bench.bytes({bytes});
   const Timing timing =
       bench.time([&] { bench.device().copy(to.data, from.data, from.bytes(), bench.stream()); });
   return 2 * static_cast<double>(bytes) / timing.seconds;
@@ -15,7 +15,7 @@ double copy_rate(Workbench& bench) {
 
 double transfer_rate(Workbench& bench, Lane lane) {
   const size_t bytes = bench.sizes().copy_bytes / 4;
-  const TensorView there = bench.pictures({static_cast<int64_t>(bytes)});
+  const TensorView there = bench.bytes({static_cast<int64_t>(bytes)});
   void* here = bench.host_buffer(bytes).data();
   const bool to_device = lane == Lane::h2d;
   const Timing timing = bench.time(

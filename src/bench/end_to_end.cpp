@@ -16,12 +16,13 @@ namespace fs = std::filesystem;
 struct Training {
   const char* name;
   int64_t image, patch, dim, depth, heads, micro, steps, warm_up;
+  int readers;  // threads that make pictures: a GPU must not wait for them
 };
 
 Training training_of(const BenchOptions& options) {
-  if (options.quick) return {"a small ViT", 32, 8, 64, 2, 2, 4, 6, 3};
-  if (options.device == DeviceKind::cpu) return {"ViT-Ti/16", 224, 16, 192, 12, 3, 8, 8, 3};
-  return {"ViT-B/16", 224, 16, 768, 12, 12, 128, 30, 10};
+  if (options.quick) return {"a small ViT", 32, 8, 64, 2, 2, 4, 6, 3, 1};
+  if (options.device == DeviceKind::cpu) return {"ViT-Ti/16", 224, 16, 192, 12, 3, 8, 8, 3, 1};
+  return {"ViT-B/16", 224, 16, 768, 12, 12, 128, 30, 10, 8};
 }
 
 std::string deck_of(const Training& t, const BenchOptions& options, int ranks,
@@ -50,12 +51,13 @@ initial_loss_scale = 256
 [data]
 format = "synthetic"
 synthetic_test = 0
+workers = {}
 [checkpoint]
 at_end = false
 )",
                 folder, options.device == DeviceKind::cuda ? "cuda" : "cpu", t.steps, t.image,
                 t.patch, t.dim, t.depth, t.heads, ranks, ranks * t.micro, t.micro,
-                name_of(options.type));
+                name_of(options.type), t.readers);
 }
 
 // A folder for the run, which goes when this does; on every rank the same.

@@ -120,10 +120,9 @@ TensorView Workbench::filled(DType type, Shape shape, double value) {
   return made;
 }
 
-TensorView Workbench::pictures(Shape shape) {
+TensorView Workbench::bytes(Shape shape) {
   const TensorView made = empty(DType::u8, shape);
   if (contents_ == Contents::none) return made;
-  // Bytes of random numbers.
   for (size_t begin = 0; begin < made.bytes(); begin += source_.bytes())
     device_.copy(static_cast<std::byte*>(made.data) + begin, source_.data,
                  std::min(source_.bytes(), made.bytes() - begin), stream());

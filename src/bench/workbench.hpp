@@ -47,7 +47,7 @@ class Workbench {
   TensorView working(Shape shape) { return random(type_, shape); }
   TensorView acc(Shape shape) { return random(accumulate_type(type_), shape); }
   TensorView filled(DType type, Shape shape, double value);
-  TensorView pictures(Shape shape);                     // u8
+  TensorView bytes(Shape shape);                        // u8
   TensorView labels(int64_t samples, int64_t classes);  // i32
   StepState* state();                                   // of an ordinary step
   Buffer& host_buffer(size_t bytes);

@@ -61,7 +61,19 @@ std::string deck_reference() {
       "model = { image = 32, patch = 4, dim = 64, depth = 4, heads = 4, classes = 10 }\n"
       "batch.global = 32\n"
       "data.format = \"synthetic\"\n"
-      "```\n";
+      "```\n\n"
+      "The decks of this folder, each with its own heading:\n\n"
+      "| deck | ranks | what |\n"
+      "| --- | --- | --- |\n"
+      "| `quickstart.toml` | 4 | a small ViT on Fashion-MNIST; shows every key |\n"
+      "| `vit_tiny_synthetic.toml` | 1 | ViT-Ti/16 on a CPU |\n"
+      "| `vit_l16_synthetic_1gpu.toml` | 1 | ViT-L/16 in f16 on one GPU |\n"
+      "| `vit_large_synthetic.toml` | 2 | ViT-L/16, interleaved pipeline |\n"
+      "| `vit_huge_synthetic.toml` | 4 | ViT-H/14, pipeline and tensor parallelism |\n"
+      "| `vit32b_synthetic_4xv100.toml` | 4 | 32 billion parameters on 4 x 32 GB |\n"
+      "| `vit175b_synthetic_512gpu.toml` | 512 | 175 billion parameters |\n"
+      "\n"
+      "`hardware/` holds what `voltapile bench --write` measured on some machines.\n";
   for (const SectionInfo& section : schema().sections) {
     text +=
         format("\n## [{}]\n\n{}\n\n| key | value | default | may change on resume | meaning |\n",

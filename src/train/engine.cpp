@@ -84,6 +84,7 @@ void Engine::Impl::bind() {
     return at->second;
   };
   std::set<int> begun;
+  std::set<Lane> used = {Lane::compute, Lane::dp};
   const OperandRules rules{.keep_input = true, .training = training};
   for (const Instruction& instruction : phase.programs[pp]) {
     BoundInstruction bound{.instruction = instruction};
@@ -97,8 +98,10 @@ void Engine::Impl::bind() {
     if (op == Op::backward || op == Op::backward_input) {
       bound.first_backward = begun.insert(instruction.chunk).second;
     }
+    used.insert(instruction.lane);
     program.push_back(std::move(bound));
   }
+  lanes.assign(used.begin(), used.end());
   host_clocks = device.allocate_host(program.size() * kRing * sizeof(Clocked), "clocks");
 }
 
@@ -215,9 +218,8 @@ SummaryTimers Engine::last_timers() const {
 }
 
 void Engine::drain() {
-  for (int lane = 0; lane < kLaneCount; ++lane) {
-    impl_->device.wait_on_host(impl_->device.record(impl_->device.stream(static_cast<Lane>(lane))));
-  }
+  for (Lane lane : impl_->lanes)
+    impl_->device.wait_on_host(impl_->device.record(impl_->device.stream(lane)));
 }
 
 StepState Engine::next_state() const {

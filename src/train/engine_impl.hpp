@@ -73,6 +73,7 @@ struct Engine::Impl {
   const Arena* arena;
   std::vector<ChunkParts> chunks;  // by chunk number; empty for foreign ones
   std::vector<BoundInstruction> program;
+  std::vector<Lane> lanes;  // that this rank's program uses
   std::vector<SlotOrder> order;
   mutable std::map<std::vector<int64_t>, uint64_t> work_keys;
   uint64_t first_work_key;  // no two engines share keys

@@ -2,8 +2,10 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
+#include <thread>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -31,6 +33,20 @@ fs::path next_fresh_folder(const Deck& deck) {
   return path;
 }
 
+// A job that was killed may be over before its ranks are: mpirun does not wait for those that it
+// kills, and a rank gives back its memory first. So a held lock is tried for some time.
+constexpr std::chrono::seconds kLockPatience(10);
+constexpr std::chrono::milliseconds kLockPause(50);
+
+bool lock_soon(int descriptor) {
+  const auto end = std::chrono::steady_clock::now() + kLockPatience;
+  while (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(kLockPause);
+  }
+  return true;
+}
+
 int take_lock(const fs::path& path) {
   const fs::path file = path / "run.lock";
   const int descriptor = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -38,7 +54,7 @@ int take_lock(const fs::path& path) {
     throw Error(ExitCode::bad_input, format("{}: {}; choose another folder with run.dir",
                                             file.string(), std::strerror(errno)));
   }
-  if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+  if (!lock_soon(descriptor)) {
     std::array<char, 256> holder{};
     const ssize_t got = read(descriptor, holder.data(), holder.size() - 1);
     close(descriptor);

@@ -47,6 +47,7 @@ recompute = "{recompute}"
 [data]
 format = "synthetic"
 synthetic_test = 0
+workers = 8
 """
 MODELS = {
     "vit_l16": dict(patch=16, dim=1024, depth=24, batch=256),

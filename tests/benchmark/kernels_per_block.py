@@ -1,13 +1,13 @@
-"""Kernels that the GPU executes for one transformer block, forward and backward: voltapile's against
-those of PyTorch without torch.compile.
+"""Kernels that the GPU executes for one transformer block, forward and backward: voltapile's
+against those of PyTorch without torch.compile.
 
     python3 tests/benchmark/kernels_per_block.py
 
-Needs torch and timm in the Python that runs it, Nsight Compute (ncu), and a build with CUDA. Counts
-the kernels of a whole step of ViT-L/16 with 2 and with 4 blocks; what is outside the blocks cancels.
-PyTorch's are those of forward and backward under torch.autocast, counted by torch.profiler.
-voltapile's are those between two steps' `finish_norm`, counted by ncu, which sees the kernels of
-CUDA graphs one by one.
+Needs torch and timm in the Python that runs it, Nsight Compute (ncu), and a build with CUDA.
+Counts the kernels of a whole step of ViT-L/16 with 2 and with 4 blocks; what is outside the blocks
+cancels. PyTorch's are those of forward and backward under torch.autocast, counted by
+torch.profiler. voltapile's are those between two steps' `finish_norm`, counted by ncu, which sees
+the kernels of CUDA graphs one by one.
 """
 
 import argparse
@@ -21,8 +21,8 @@ import tempfile
 from runs import PROGRAM, settings
 
 DEPTHS = (2, 4)
-# Runs once a step: two of them enclose one step's kernels.
-MARKER = "finish_norm"
+# Of finish_norm (cuda_kernels/norm.cu), once a step: two of them enclose one step's kernels.
+MARKER = "finish_kernel("
 
 DECK = """
 [run]

@@ -36,7 +36,10 @@ void row_backward(const double* dy, const double* x, const double* gamma, Norm n
 struct Extents {
   int64_t rows, columns;
 };
-const Extents kExtents[] = {{1, 2}, {7, 5}, {33, 64}, {197, 192}, {1030, 48}, {3, 1025}};
+// Rows that a GPU keeps in a warp, in a block of few or many threads, or nowhere.
+const Extents kExtents[] = {{1, 1},    {1, 2},    {7, 5},     {33, 64},  {197, 192}, {1030, 48},
+                            {3, 1000}, {9, 1024}, {3, 1025},  {5, 1280}, {2, 2049},  {3, 4096},
+                            {3, 8192}, {2, 9001}, {2, 16384}, {3, 20000}};
 
 class LayerNorm : public Conformance {
  protected:
@@ -122,9 +125,45 @@ TEST_P(LayerNorm, backward_with_every_choice_of_optional_operands) {
   }
 }
 
+// A GPU reads 16 bytes at once where it can.
+TEST_P(LayerNorm, operands_that_start_between_wide_words) {
+  for (const Extents& e : {Extents{5, 64}, Extents{3, 1024}, Extents{2, 20000}}) {
+    const Shape shape{e.rows, e.columns};
+    const Tensor wide = random(type(), {e.rows * e.columns + 1}, 2), dy = random(type(), shape),
+                 gamma = random(type(), {e.columns}), beta = random(type(), {e.columns});
+    const TensorView shifted =
+        wide.view.slice_flat(1, e.rows * e.columns + 1).reshaped({e.rows, e.columns});
+    const Tensor x = given(type(), shape, Values(wide.values.begin() + 1, wide.values.end()));
+    const Tensor y = poisoned(type(), shape), mean = poisoned(acc(), {e.rows}),
+                 rstd = poisoned(acc(), {e.rows}), dx = poisoned(type(), shape),
+                 dgamma = random(acc(), {e.columns}), dbeta = random(acc(), {e.columns});
+    kernels().layer_norm(x, gamma, beta, kEps, y, mean, rstd, stream());
+    kernels().layer_norm_backward(dy, x, gamma, mean, rstd, {}, dx, dgamma, dbeta, stream());
+    const Tensor y2 = poisoned(type(), shape), mean2 = poisoned(acc(), {e.rows}),
+                 rstd2 = poisoned(acc(), {e.rows}), dx2 = poisoned(type(), shape),
+                 dgamma2 = given(acc(), {e.columns}, dgamma.values),
+                 dbeta2 = given(acc(), {e.columns}, dbeta.values);
+    kernels().layer_norm(shifted, gamma, beta, kEps, y2, mean2, rstd2, stream());
+    kernels().layer_norm_backward(dy, shifted, gamma, mean2, rstd2, {}, dx2, dgamma2, dbeta2,
+                                  stream());
+    expect_near(y2, read(y), "y");
+    expect_near(mean2, read(mean), "mean");
+    expect_near(rstd2, read(rstd), "rstd");
+    expect_near(dx2, read(dx), "dx");
+    expect_near(dgamma2, read(dgamma), "dgamma");
+    expect_near(dbeta2, read(dbeta), "dbeta");
+  }
+}
+
 TEST_P(LayerNorm, heads_of_q_and_k_forward_and_backward) {
-  for (const auto& [batch, tokens, heads, dim] :
-       {std::array<int64_t, 4>{1, 1, 1, 4}, {2, 5, 3, 8}, {3, 33, 2, 17}, {1, 197, 3, 64}}) {
+  for (const auto& [batch, tokens, heads, dim] : {std::array<int64_t, 4>{1, 1, 1, 4},
+                                                  {2, 5, 3, 8},
+                                                  {3, 33, 2, 17},
+                                                  {1, 197, 3, 64},
+                                                  {2, 19, 5, 80},
+                                                  {2, 50, 4, 128},
+                                                  {1, 9, 2, 256},
+                                                  {1, 7, 1, 201}}) {
     const Shape shape{batch, tokens, 3, heads, dim};
     const int64_t rows = batch * tokens, width = heads * dim;
     const Tensor qkv = random(type(), shape, 2), dout = random(type(), shape),

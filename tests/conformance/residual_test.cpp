@@ -7,7 +7,8 @@ namespace {
 struct Extents {
   int64_t rows, columns;
 };
-const Extents kExtents[] = {{1, 1}, {7, 5}, {60, 64}, {394, 192}, {1030, 48}};
+const Extents kExtents[] = {{1, 1},    {7, 5},    {60, 64},  {394, 192}, {1030, 48}, {3, 1000},
+                            {9, 1024}, {5, 1025}, {5, 1280}, {2, 4099},  {3, 8192},  {2, 20000}};
 
 class Residual : public Conformance {
  protected:

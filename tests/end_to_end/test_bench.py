@@ -1,12 +1,25 @@
 """`voltapile bench` at its smallest: that it measures everything, not how fast anything is."""
 
 import math
+import os
+import pathlib
 import re
 import tomllib
 
 import pytest
 
 from conftest import ROOT
+
+DEVICE = os.environ.get("VOLTAPILE_TEST_DEVICE", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def gpu(program):
+    """Skips, and says why, where a GPU is asked for and there is none."""
+    if DEVICE == "cuda":
+        done = program.run("bench", "--device", "cuda", "--quick", "--only", "add")
+        if done.returncode == 2:
+            pytest.skip(done.stderr.strip())
 
 
 def kernels_of_the_header():
@@ -37,7 +50,7 @@ def good(number):
 @pytest.mark.parametrize("ranks,type_name", [(1, "f32"), (2, "bf16")])
 def test_everything_is_measured_and_written(program, ranks, type_name):
     out = program.good(
-        *("bench", "--device", "cpu", "--type", type_name, "--quick", "--write", "hardware.toml"),
+        *("bench", "--device", DEVICE, "--type", type_name, "--quick", "--write", "hardware.toml"),
         ranks=0 if ranks == 1 else ranks,
     )
     assert max(len(line) for line in out.splitlines()) <= 100
@@ -63,6 +76,8 @@ def test_everything_is_measured_and_written(program, ranks, type_name):
         assert kernel["bound"] in ("memory", "arithmetic", "launch")
         products = kernel["name"].startswith(("linear", "attention"))
         assert (kernel["flops"] > 0) == products, kernel
+    if DEVICE == "cuda":
+        assert file["hardware"]["overhead_bytes"] > 0
     if ranks > 1:
         sizes = {n: [] for n in ("all_reduce", "point_to_point")}
         for entry in file["communication"]:
@@ -72,7 +87,7 @@ def test_everything_is_measured_and_written(program, ranks, type_name):
 
 
 def test_one_kernel_alone(program):
-    out = program.good("bench", "--quick", "--only", "layer_norm,adamw")
+    out = program.good("bench", "--device", DEVICE, "--quick", "--only", "layer_norm,adamw")
     assert "layer_norm " in out and "adamw" in out
     assert "attention" not in out and "Training" not in out
 
@@ -89,6 +104,13 @@ def test_what_is_not_there_is_refused(program, arguments, words):
     assert done.returncode == 2
     for word in words:
         assert word in done.stderr
+
+
+@pytest.mark.skipif(pathlib.Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_one_error(program):
+    done = program.run("bench", "--quick", "--device", "cuda")
+    assert done.returncode == 2
+    assert done.stderr.count("error: ") == 1 and "cuda" in done.stderr
 
 
 def test_a_file_that_cannot_be_written_is_named(program):

@@ -44,6 +44,17 @@ TEST(InputDecks, ReferenceIsWhatTheSchemaSays) {
       << "stale: run `ninja deck-reference` in the build folder and commit input_decks/README.md";
 }
 
+TEST(InputDecks, ReferenceListsEveryDeckWithItsRanks) {
+  const std::string page = contents(kDecks / "README.md");
+  for (const auto& entry : fs::directory_iterator(kDecks)) {
+    if (entry.path().extension() != ".toml") continue;
+    const Deck deck = load_deck(entry.path().string());
+    const std::string row =
+        "| `" + entry.path().filename().string() + "` | " + std::to_string(ranks(deck)) + " | ";
+    EXPECT_NE(page.find(row), std::string::npos) << "no row that begins with " << row;
+  }
+}
+
 // Results of old decks must not change because a default did, unnoticed.
 TEST(InputDecks, DefaultsAreTheRecordedOnes) {
   const std::string text =
@@ -66,7 +77,7 @@ TEST(InputDecks, EveryDeckIsGoodAndDivides) {
     EXPECT_EQ(deck, parse_deck(write_deck(deck), deck.path));
     expect_divides(deck);
   }
-  EXPECT_GE(decks, 6);
+  EXPECT_GE(decks, 7);
 }
 
 // Newcomers learn the deck from this one: nothing may be missing from it.
@@ -116,6 +127,7 @@ TEST(InputDecks, LargeModelsHaveTheSizesInTheirNames) {
   EXPECT_NEAR(billions(b175), 174, 1);
   EXPECT_EQ(ranks(b175), 512);
   EXPECT_NEAR(billions(shipped("vit_large_synthetic")), 0.3, 0.01);
+  EXPECT_NEAR(billions(shipped("vit_l16_synthetic_1gpu")), 0.3, 0.01);
   EXPECT_NEAR(billions(shipped("vit_huge_synthetic")), 0.63, 0.01);
   EXPECT_NEAR(billions(shipped("vit_tiny_synthetic")), 0.0053, 0.0001);
 }

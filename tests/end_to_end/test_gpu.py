@@ -1,0 +1,134 @@
+"""Jobs of one rank a GPU under real mpirun. Skips, and says why, where there are no two GPUs."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+
+from conftest import DECK, BINARY, is_running, kill_everything, losses, metrics, rank_processes
+
+CUDA = ["--set", "run.device=cuda", "--set", "parallel.data=1", "--set", "run.steps=30"]
+MESHES = {
+    "pipeline": ["--set", "parallel.pipeline=2"],
+    "data": ["--set", "parallel.pipeline=1", "--set", "parallel.data=2"],
+    "zero": [
+        "--set",
+        "parallel.pipeline=1",
+        "--set",
+        "parallel.data=2",
+        "--set",
+        "optimizer.zero=1",
+    ],
+    "tensor": ["--set", "parallel.pipeline=1", "--set", "parallel.tensor=2"],
+}
+ENDLESS = ["--set", "run.steps=100000000", "--set", "checkpoint.every_steps=0"]
+
+
+def why_not():
+    probe = subprocess.run([BINARY, "--help"], capture_output=True, text=True)
+    assert probe.returncode == 0, probe.stderr
+    linked = subprocess.run(["ldd", BINARY], capture_output=True, text=True).stdout
+    if "libnccl" not in linked:
+        return "built without CUDA"
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    except FileNotFoundError:
+        return "no GPU: there is no nvidia-smi"
+    if listed.returncode != 0:
+        return f"no GPU: {listed.stdout.strip()}"
+    count = len(listed.stdout.splitlines())
+    return "" if count >= 2 else f"{count} GPU, and these tests need two"
+
+
+pytestmark = pytest.mark.skipif(why_not() != "", reason=why_not())
+
+
+def wait_for_step(run, step, process):
+    while process.poll() is None:
+        try:
+            if len(metrics(run)) >= step:
+                return
+        except (FileNotFoundError, ValueError):
+            pass
+        time.sleep(0.01)
+    pytest.fail(process.stdout.read())
+
+
+@pytest.mark.parametrize("mesh", list(MESHES))
+def test_two_gpus_train_as_one_does(program, mesh):
+    deck = program.deck()
+    program.good("train", deck, *CUDA, "--set", "parallel.pipeline=1", ranks=1)
+    one = losses(program.folder / "runs/small")
+    for transport in ("auto", "staged"):
+        name = ["--set", f"run.name={transport}", "--set", f"parallel.transport={transport}"]
+        out = program.good("train", deck, *CUDA, *MESHES[mesh], *name, ranks=2)
+        if transport == "auto":
+            assert 'parallel.transport = "auto" became "nccl"' in out
+        two = losses(program.folder / "runs" / transport)
+        assert two.keys() == one.keys()
+        for step, loss in one.items():
+            assert abs(two[step] - loss) <= 1e-4 * loss, (transport, step)
+    again = ["--set", "run.name=again"]
+    program.good("train", deck, *CUDA, *MESHES[mesh], *again, ranks=2)
+    runs = program.folder / "runs"
+    assert losses(runs / "again") == losses(runs / "auto")
+
+
+def test_ranks_that_share_a_gpu_are_told_to_stage(program):
+    program.environment["CUDA_VISIBLE_DEVICES"] = "0"
+    deck = program.deck()
+    asked = [*CUDA, *MESHES["data"], "--set", "parallel.transport=nccl"]
+    done = program.run("train", deck, *asked, ranks=2)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert "rank 0 of 2 and rank 1 of 2 share GPU" in done.stderr
+    assert 'parallel.transport = "staged"' in done.stderr
+    out = program.good("train", deck, *CUDA, *MESHES["data"], ranks=2)
+    assert 'parallel.transport = "auto" became "staged": rank 0 of 2 and rank 1 of 2' in out
+
+
+@pytest.mark.parametrize("mesh", list(MESHES))
+@pytest.mark.parametrize("transport", ["nccl", "staged"])
+def test_a_killed_rank_ends_the_whole_job(program, mesh, transport):
+    rng = random.Random(mesh)
+    asked = [*CUDA, *MESHES[mesh], *ENDLESS, "--set", f"parallel.transport={transport}"]
+    process = program.start("train", program.deck(), *asked, ranks=2)
+    try:
+        wait_for_step(program.folder / "runs/small", 20, process)
+        ranks = rank_processes(process.pid)
+        assert len(ranks) == 2
+        began = time.monotonic()
+        os.kill(rng.choice(ranks), signal.SIGKILL)
+        process.wait(timeout=30)
+        while any(is_running(rank) for rank in ranks):
+            assert time.monotonic() - began < 30, "a rank is left"
+            time.sleep(0.05)
+        assert process.returncode != 0
+    finally:
+        kill_everything(process)
+
+
+@pytest.mark.parametrize("mesh", list(MESHES))
+def test_a_rank_that_fails_ends_the_whole_job_and_names_itself(program, mesh):
+    disk = program.folder / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", disk]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a small tmpfs")
+    asked = [*CUDA, *MESHES[mesh], *ENDLESS, "--set", f"run.dir={disk}"]
+    process = program.start("train", program.deck(), *asked, ranks=2)
+    try:
+        wait_for_step(disk / "small", 20, process)
+        with open(disk / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
+            while True:
+                filler.write(bytes(4096))
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode == 5, out
+        assert "rank 0 (pp0 dp0 tp0) on " in out and "metrics" in out, out
+        assert out.count("error: ") == 1, out
+    finally:
+        kill_everything(process)
+        subprocess.run(["umount", "-l", disk], check=True)
