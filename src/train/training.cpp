@@ -40,6 +40,8 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
     state.skipped_steps = stored.skipped_steps;
     samples_ = stored.samples;
     saved_ = stored.step;
+    // Else a job that starts again after each failure would step over the limit.
+    skipped_in_a_row_ = skipped_before(checkpoint->parent_path().parent_path(), stored.step);
   });
   issued_ = waited_ = state.inputs.step;
   engine_.set_state(state);
