@@ -9,8 +9,8 @@
 
 #include "voltapile/base/philox.hpp"
 #include "voltapile/base/tensor_view.hpp"
+#include "voltapile/device/shapes.hpp"
 
-#include "../src/device/shapes.hpp"
 #include "kernels.hpp"
 
 // After every launch.

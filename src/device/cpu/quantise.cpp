@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "voltapile/base/philox.hpp"
+#include "voltapile/device/shapes.hpp"
 
-#include "../shapes.hpp"
 #include "kernels.hpp"
 #include "parallel.hpp"
 
