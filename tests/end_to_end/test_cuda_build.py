@@ -10,7 +10,7 @@ import pytest
 from conftest import DECK, ROOT
 
 CUDA_DECK = DECK.replace("[run]", '[run]\ndevice = "cuda"')
-NVCC = pathlib.Path(os.environ["VOLTAPILE_NVCC"])
+NVCC = pathlib.Path(os.environ["VOLTAPILE_NVCC"]).resolve()
 OBJECTS = pathlib.Path(os.environ["VOLTAPILE_CUDA_OBJECTS"])
 ARCHITECTURES = os.environ["VOLTAPILE_GPU_ARCH"].split(",")
 
