@@ -57,16 +57,17 @@ __device__ __forceinline__ Pack<T, kRun> load(const T* from, int64_t at, int64_t
     return run;
   }
 }
-template <class T>
-struct Halves {
-  Pack<T, kRun / 2> low, high;
-};
 template <class T, bool kWhole>
 __device__ __forceinline__ void store(const Pack<T, kRun>& run, T* to, int64_t at, int64_t n) {
   if constexpr (kWhole && sizeof(run) == 32) {
-    const auto halves = __builtin_bit_cast(Halves<T>, run);
-    store_pack(to + at, halves.low);
-    store_pack(to + at + kRun / 2, halves.high);
+    Pack<T, kRun / 2> low, high;
+#pragma unroll
+    for (int i = 0; i < kRun / 2; ++i) {
+      low.v[i] = run.v[i];
+      high.v[i] = run.v[i + kRun / 2];
+    }
+    store_pack(to + at, low);
+    store_pack(to + at + kRun / 2, high);
   } else if constexpr (kWhole) {
     store_pack(to + at, run);
   } else {
