@@ -80,7 +80,8 @@ if nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc); then
   suites=cuda archs=90
   if [ $full = yes ]; then archs=80,90; fi
   if [ -e /dev/nvidiactl ]; then suites="cuda gpu"; fi
-  PATH=$(dirname "$nvcc"):$PATH run_stage cuda build-cuda "" "$suites" -Dgpu_arch=$archs "${lean[@]}"
+  PATH=$(dirname "$nvcc"):$PATH run_stage cuda build-cuda "" "$suites" \
+    -Dgpu_arch=$archs "${lean[@]}"
   if [ $quick = no ] && "$nvcc" --version | grep -q "release 1[3-9]"; then
     cuda12=${VOLTAPILE_CUDA12-build-cuda12} # where it lies, or is to be unpacked
     if jobscripts/unpack_cuda12.sh "$cuda12"; then
