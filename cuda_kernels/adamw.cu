@@ -95,10 +95,10 @@ __global__ void __launch_bounds__(kThreads)
         update(widen(pg[u].v[i]), f, decay_at(at + i), pp[u].v[i], pm[u].v[i], pv[u].v[i]);
         pw.v[i] = narrow<T>(pp[u].v[i]);
       }
-      *reinterpret_cast<Pack<float, N>*>(master + at) = pp[u];
-      *reinterpret_cast<Pack<float, N>*>(m + at) = pm[u];
-      *reinterpret_cast<Pack<float, N>*>(v + at) = pv[u];
-      if (weights != nullptr) *reinterpret_cast<Pack<T, N>*>(weights + at) = pw;
+      store_pack(master + at, pp[u]);
+      store_pack(m + at, pm[u]);
+      store_pack(v + at, pv[u]);
+      if (weights != nullptr) store_pack(weights + at, pw);
     }
     // What does not fill a pack at the very end.
     if (const int64_t at = end - (end - begin) % N + threadIdx.x; N > 1 && at < end) {

@@ -6,51 +6,9 @@
 // over the pass's keys. What more than one pass adds to dQ waits in the block's own memory in L2.
 // Bound: shared-memory reads of the tensor cores' factors; DRAM sees each operand once.
 #pragma once
-#include "attention_mma.cuh"
+#include "attention_backward_operands.cuh"
 
 namespace voltapile::cuda {
-
-template <class T>
-struct BackwardOperands {
-  const T* dout;       // (B,T,H,D)
-  const T* qkv;        // (B,T,3,H,D)
-  const int* lengths;  // (B), or null
-  const T* out;        // (B,T,H,D)
-  const float* lse;    // (B,H,T)
-  T* dqkv;             // (B,T,3,H,D)
-  float4* partial;     // room of each thread block for dQ between passes; null for one pass
-  int64_t partial_stride;
-  int tokens, heads, dim;
-  int all_heads;  // B * H
-  int pass_keys;  // keys of a pass, a multiple of 16 * kTiles
-  int passes;
-  // All passes in one thread block, with dQ; or one pass a thread block and dQ by another kernel.
-  bool with_queries;
-  float scale;
-};
-
-template <int kDim_, int kTiles_, int kWarps_, int kQueries_, int kChunk_>
-struct BackwardShape {
-  static constexpr int kDim = kDim_;
-  static constexpr int kTiles = kTiles_;      // of 16 keys a warp
-  static constexpr int kWarps = kWarps_;      // at most
-  static constexpr int kQueries = kQueries_;  // of a block
-  static constexpr int kChunk = kChunk_;      // queries whose scores a warp holds at a time
-  static constexpr int kStride = kDim + 8, kScoreStride = kQueries + 8;
-  // dQ of a block is made in units of 16 kUnitRows queries x 16 kUnit dims.
-  static constexpr int kUnit = kDim % 32 == 0 && kQueries >= 64 ? 2 : 1;
-  static constexpr int kUnitRows = kDim >= 96 && kQueries % 32 == 0 ? 2 : 1;
-  static constexpr int kUnits = kQueries / 16 / kUnitRows * (kDim / 16 / kUnit);
-  static constexpr int shared_bytes(int keys) {
-    return (2 * keys * kStride + 4 * kQueries * kStride + kQueries * kDim +
-            2 * keys * kScoreStride) *
-               2 +
-           4 * kQueries * 4;
-  }
-  static constexpr bool kTooLargeForSm80 = shared_bytes(kWarps * 16 * kTiles) > 163 * 1024;
-  // float4 of partial dQ that a block of queries takes
-  static constexpr int kPartial = kUnits * kUnitRows * 2 * kUnit * 32;
-};
 
 #if VP_HAS_ASYNC_MMA
 template <class T, class S>
@@ -59,7 +17,8 @@ class BackwardBlock {
   static constexpr int kQueries = S::kQueries, kChunk = S::kChunk, kTiles = S::kTiles;
   static constexpr int kRows = 16 * kTiles, kScoreStride = S::kScoreStride;
   static constexpr uint32_t kTileBytes = kQueries * kStride * 2;
-  using Copier = RowCopier<T, kDim>;
+  static constexpr uint32_t kScoreBytes = S::kKeys * kScoreStride * 2;
+  using Copier = RowCopier<T, kDim, S::kWarps * 32>;
 
   // Some keys of a head.
   struct Pass {
@@ -70,14 +29,12 @@ class BackwardBlock {
  public:
   __device__ __forceinline__ BackwardBlock(const BackwardOperands<T>& o, unsigned char* shared)
       : o_(o), shared_(shared), copier_(o.dim) {
-    const int keys = static_cast<int>(blockDim.x) / 32 * kRows;
     keys_ = shared_address(shared);
-    values_ = keys_ + keys * kStride * 2;
-    ring_ = values_ + keys * kStride * 2;
+    values_ = keys_ + S::kKeys * kStride * 2;
+    ring_ = values_ + S::kKeys * kStride * 2;
     outs_ = ring_ + 4 * kTileBytes;
     scores_ = outs_ + kQueries * kDim * 2;
-    score_bytes_ = keys * kScoreStride * 2;
-    row_sums_ = scores_ + 2 * score_bytes_;
+    row_sums_ = scores_ + 2 * kScoreBytes;
     out_stride_ = int64_t{o.heads} * o.dim;
     stride_ = 3 * out_stride_;
     own_ = threadIdx.x / 32 * kRows;
@@ -86,9 +43,8 @@ class BackwardBlock {
   // All passes of heads blockIdx.x, + gridDim.x, ...; without dQ, one pass of one head. While a
   // block of queries is worked on, the next one is copied; at a pass's end, the next pass's keys.
   __device__ __forceinline__ void run() {
-    pass_ = o_.with_queries
-                ? pass_of(blockIdx.x, 0)
-                : pass_of(blockIdx.x / o_.passes, blockIdx.x % o_.passes * o_.pass_keys);
+    pass_ = o_.with_queries ? pass_of(blockIdx.x, 0)
+                            : pass_of(blockIdx.x / o_.passes, blockIdx.x % o_.passes * S::kKeys);
     if (pass_.keys > 0) {
       load_keys(pass_, keys_, out_stride_);
       load_keys(pass_, values_, 2 * out_stride_);
@@ -147,7 +103,7 @@ class BackwardBlock {
     p.head = head;
     p.length = o_.lengths ? o_.lengths[b] : o_.tokens;
     p.first_key = first_key;
-    p.keys = min(o_.pass_keys, p.length - first_key);
+    p.keys = min(S::kKeys, p.length - first_key);
     p.in_at = b * o_.tokens * stride_ + h * o_.dim;
     p.out_at = b * o_.tokens * out_stride_ + h * o_.dim;
     return p;
@@ -158,19 +114,19 @@ class BackwardBlock {
     p.head = -1;
     p.keys = 0;
     if (!o_.with_queries) return p;
-    if (!last_pass()) return pass_of(pass_.head, pass_.first_key + o_.pass_keys);
+    if (!last_pass()) return pass_of(pass_.head, pass_.first_key + S::kKeys);
     if (pass_.head + static_cast<int>(gridDim.x) < o_.all_heads)
       return pass_of(pass_.head + gridDim.x, 0);
     return p;
   }
   __device__ __forceinline__ bool last_pass() const {
-    return pass_.first_key + o_.pass_keys >= pass_.length;
+    return pass_.first_key + S::kKeys >= pass_.length;
   }
 
   // The keys or values of a pass.
   __device__ __forceinline__ void load_keys(const Pass& p, uint32_t tile, int64_t part) const {
-    copier_.copy(tile, o_.qkv + p.in_at + part + p.first_key * stride_, stride_,
-                 static_cast<int>(blockDim.x) / 32 * kRows, p.keys);
+    copier_.template copy<S::kKeys>(tile, o_.qkv + p.in_at + part + p.first_key * stride_, stride_,
+                                    p.keys);
     commit_copies();
   }
   // Q, dO and O of a block of queries, and its lse. finish_rows() by the same thread reads what it
@@ -179,16 +135,17 @@ class BackwardBlock {
     const uint32_t q = ring_ + turn * 2 * kTileBytes;
     const int first = block * kQueries, valid = p.length - first;
     const int64_t out_at = p.out_at + first * out_stride_;
-    copier_.copy(q, o_.qkv + p.in_at + first * stride_, stride_, kQueries, valid);
-    copier_.copy(q + kTileBytes, o_.dout + out_at, out_stride_, kQueries, valid);
+    copier_.template copy<kQueries>(q, o_.qkv + p.in_at + first * stride_, stride_, valid);
+    copier_.template copy<kQueries>(q + kTileBytes, o_.dout + out_at, out_stride_, valid);
     if (copier_.piece < Copier::kPieces) {
       const uint32_t lse = row_sums_ + turn * kQueries * 8;
       const float* const lse_from = o_.lse + int64_t{p.head} * o_.tokens + first;
-      for (int r = copier_.row; r < kQueries; r += copier_.step) {
-        copy16(outs_ + (r * kDim + copier_.piece * 8) * 2,
-               o_.out + out_at + r * out_stride_ + copier_.piece * 8, copier_.filled && r < valid);
+      const T* out_from = o_.out + out_at + copier_.row * out_stride_ + copier_.piece * 8;
+      copier_.template for_rows<kQueries>([&](int r) {
+        copy16(outs_ + (r * kDim + copier_.piece * 8) * 2, out_from, copier_.filled && r < valid);
+        out_from += Copier::kStep * out_stride_;
         if (copier_.piece == 0) copy4(lse + r * 4, lse_from + r, r < valid);
-      }
+      });
     }
     commit_copies();
   }
@@ -200,8 +157,7 @@ class BackwardBlock {
     const unsigned char* const out_tile = shared_ + (outs_ - keys_) + copier_.piece * 16;
     float* const lse =
         reinterpret_cast<float*>(shared_ + (row_sums_ - keys_)) + turn * 2 * kQueries;
-    // Whole warps go round together: kQueries rows of kLanes lanes are a multiple of 32.
-    for (int r = copier_.row; r < kQueries; r += copier_.step) {
+    copier_.template for_rows<kQueries>([&](int r) {
       float sum = 0;
       if (copier_.piece < Copier::kPieces) {
         const auto a = *reinterpret_cast<const Pack<T, 8>*>(dout_tile + r * kStride * 2);
@@ -216,7 +172,7 @@ class BackwardBlock {
         lse[r] = block * kQueries + r < pass_.length ? lse[r] * kLog2E : INFINITY;
         lse[kQueries + r] = -sum;
       }
-    }
+    });
   }
 
   // This warp's keys against queries [chunk, chunk + kChunk) of the block.
@@ -260,7 +216,7 @@ class BackwardBlock {
       for (int g = 0; g < kGroups; ++g)
         as_left_factor<T>(factor[t][g], s[t][2 * g], s[t][2 * g + 1]);
     accumulate(dv_, factor, dout + left);
-    unsigned char* const store = shared_ + (scores_ - keys_) + turn_ * score_bytes_ +
+    unsigned char* const store = shared_ + (scores_ - keys_) + turn_ * kScoreBytes +
                                  ((own_ + lane / 4) * kScoreStride + chunk + lane % 4 * 2) * 2;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
@@ -324,9 +280,9 @@ class BackwardBlock {
   __device__ __forceinline__ void query_gradient(int block, int turn) const {
     constexpr int kUnit = S::kUnit, kUnitRows = S::kUnitRows, kAcross = kDim / 16 / kUnit;
     const int lane = threadIdx.x % 32;
-    const uint32_t left = LaneOffsets<kScoreStride>::right() + scores_ + turn * score_bytes_;
+    const uint32_t left = LaneOffsets<kScoreStride>::right() + scores_ + turn * kScoreBytes;
     const uint32_t right = LaneOffsets<kStride>::left() + keys_;
-    for (int unit = threadIdx.x / 32; unit < S::kUnits; unit += blockDim.x / 32) {
+    for (int unit = threadIdx.x / 32; unit < S::kUnits; unit += S::kWarps) {
       const int query = unit / kAcross * 16 * kUnitRows, dim = unit % kAcross * 16 * kUnit;
       const int valid = pass_.length - block * kQueries - query;
       if (valid <= 0) break;
@@ -389,7 +345,7 @@ class BackwardBlock {
   // All gradients of a head's padding are zero.
   __device__ __forceinline__ void clear_padding() const {
     const int pieces = o_.dim / 8;
-    for (int i = threadIdx.x; i < (o_.tokens - pass_.length) * pieces; i += blockDim.x) {
+    for (int i = threadIdx.x; i < (o_.tokens - pass_.length) * pieces; i += S::kWarps * 32) {
       T* const to = o_.dqkv + pass_.in_at + (pass_.length + i / pieces) * stride_ + i % pieces * 8;
 #pragma unroll
       for (int part = 0; part < 3; ++part)
@@ -400,7 +356,7 @@ class BackwardBlock {
   const BackwardOperands<T>& o_;
   unsigned char* const shared_;
   const Copier copier_;
-  uint32_t keys_, values_, ring_, outs_, scores_, score_bytes_, row_sums_;
+  uint32_t keys_, values_, ring_, outs_, scores_, row_sums_;
   int64_t out_stride_, stride_;
   int own_;       // first of this warp's keys within a pass
   int turn_ = 0;  // half of the ring, and of the scores, that is in use

@@ -18,12 +18,8 @@ using SmallBackwardShapeOf = BackwardShape<kDim, kDim <= 64 ? 2 : 1, 8, 32, 32>;
 
 template <class T, class S>
 bool launch_backward(BackwardOperands<T> o, Context& context, Stream& stream) {
-  constexpr int kRows = 16 * S::kTiles;
-  const int tiles = (o.tokens + kRows - 1) / kRows;
-  const int warps = std::min(tiles, S::kWarps);
-  o.pass_keys = warps * kRows;
-  o.passes = (o.tokens + o.pass_keys - 1) / o.pass_keys;
-  const int bytes = S::shared_bytes(o.pass_keys);
+  o.passes = (o.tokens + S::kKeys - 1) / S::kKeys;
+  constexpr int bytes = S::kSharedBytes;
   if (static_cast<size_t>(bytes) > context.gpu().shared_bytes) return false;
   o.partial_stride = int64_t{o.tokens + S::kQueries - 1} / S::kQueries * S::kPartial;
   const int64_t grid = std::min(o.all_heads, context.gpu().multiprocessors);
@@ -35,7 +31,7 @@ bool launch_backward(BackwardOperands<T> o, Context& context, Stream& stream) {
   if (o.passes > 1 && o.with_queries)
     o.partial = reinterpret_cast<float4*>(context.scratch(stream));
   launch(attention_backward_kernel<T, S>, o.with_queries ? grid : int64_t{o.all_heads} * o.passes,
-         warps * 32, bytes, stream, o);
+         S::kWarps * 32, bytes, stream, o);
   if (o.with_queries) return true;
   const int blocks = (o.tokens + kQueryWarps * 16 - 1) / (kQueryWarps * 16);
   launch(attention_backward_query_kernel<T, S::kDim>, int64_t{o.all_heads} * blocks,

@@ -142,15 +142,16 @@ __global__ __launch_bounds__(kQueryWarps * 32, 2) void attention_backward_query_
   const int at = threadIdx.x / 32 * 16 * kStride;  // this warp's rows of a tile
   QueryWarp<T, kDim> rows(q_tile + at * 2, d_tile + at * 2, o.scale);
   if (first < length) {
-    const RowCopier<T, kDim> copier(o.dim);
+    const RowCopier<T, kDim, kQueryWarps * 32> copier(o.dim);
     const auto fetch = [&](int begin, uint32_t tile) {
-      copier.copy(tile, k + begin * stride, stride, kQueryKeys, length - begin);
-      copier.copy(tile + kTileBytes, k + out_stride + begin * stride, stride, kQueryKeys,
-                  length - begin);
+      copier.template copy<kQueryKeys>(tile, k + begin * stride, stride, length - begin);
+      copier.template copy<kQueryKeys>(tile + kTileBytes, k + out_stride + begin * stride, stride,
+                                       length - begin);
       commit_copies();
     };
-    copier.copy(q_tile, o.qkv + in_at + first * stride, stride, kRows, length - first);
-    copier.copy(d_tile, o.dout + out_at + first * out_stride, out_stride, kRows, length - first);
+    copier.template copy<kRows>(q_tile, o.qkv + in_at + first * stride, stride, length - first);
+    copier.template copy<kRows>(d_tile, o.dout + out_at + first * out_stride, out_stride,
+                                length - first);
     fetch(0, ring);
     for (int begin = 0, stage = 0; begin < length; begin += kQueryKeys, stage ^= 1) {
       wait_copies<0>();

@@ -1,4 +1,4 @@
-// Which of the tensor-core kernels runs, and with how many warps.
+// Which of the tensor-core kernels runs.
 #include "attention.hpp"
 #include "attention_forward.cuh"
 #include "attention_launch.cuh"
@@ -7,31 +7,28 @@ namespace voltapile::cuda {
 namespace {
 
 // The kernel's choices for a head size; measured on an H200 at 197, 256 and 257 tokens.
-template <int kTiles_, int kKeys_, int kStages_, int kThreads_, int kWarps_, bool kHoldQueries_>
+template <int kTiles_, int kKeys_, int kStages_, int kWarps_, int kBlocks_, bool kHoldQueries_>
 struct ForwardChoice {
-  static constexpr int kTiles = kTiles_, kKeys = kKeys_, kStages = kStages_;
-  static constexpr int kThreads = kThreads_;  // that registers must suffice for
-  static constexpr int kWarps = kWarps_;      // at most
+  static constexpr int kTiles = kTiles_;  // of 16 queries a warp
+  static constexpr int kKeys = kKeys_, kStages = kStages_, kWarps = kWarps_;
+  static constexpr int kBlocks = kBlocks_;  // that a multiprocessor's registers suffice for
   static constexpr bool kHoldQueries = kHoldQueries_;
 };
 template <int kDim>
 using ForwardShape =
-    std::conditional_t<kDim <= 64, ForwardChoice<1, 64, 2, 512, 8, true>,
-                       std::conditional_t<kDim == 80, ForwardChoice<1, 64, 2, 384, 6, true>,
-                                          ForwardChoice<2, 32, 3, 256, 4, false>>>;
+    std::conditional_t<kDim <= 64, ForwardChoice<1, 64, 2, 8, 2, true>,
+                       std::conditional_t<kDim == 80, ForwardChoice<1, 64, 2, 6, 2, true>,
+                                          ForwardChoice<2, 32, 3, 4, 2, false>>>;
 
 template <class T, int kDim>
 void launch_forward(ForwardOperands<T> o, int64_t heads, Stream& stream) {
   using S = ForwardShape<kDim>;
-  constexpr int kRows = 16 * S::kTiles;
-  // Blocks of one height, so that the last is not a sliver.
-  const int tiles = (o.tokens + kRows - 1) / kRows;
-  o.blocks = (tiles + S::kWarps - 1) / S::kWarps;
-  const int warps = (tiles + o.blocks - 1) / o.blocks;
-  const int bytes = forward_shared_bytes(kDim, warps * kRows, S::kKeys, S::kStages);
+  constexpr int kQueries = 16 * S::kTiles * S::kWarps;
+  o.blocks = (o.tokens + kQueries - 1) / kQueries;
   launch(attention_forward_kernel<T, kDim, S::kTiles, S::kHoldQueries, S::kKeys, S::kStages,
-                                  S::kThreads, true>,
-         heads * o.blocks, warps * 32, bytes, stream, o);
+                                  S::kWarps, S::kBlocks, true>,
+         heads * o.blocks, S::kWarps * 32,
+         forward_shared_bytes(kDim, kQueries, S::kKeys, S::kStages), stream, o);
 }
 
 }  // namespace

@@ -26,7 +26,10 @@ class ForwardWarp {
 
   // queries: this warp's rows of the tile, by the lane's offset.
   __device__ __forceinline__ ForwardWarp(uint32_t queries, float scale)
-      : queries_(queries + LaneOffsets<kStride>::left()), scale_(scale * kLog2E) {}
+      : queries_(queries + LaneOffsets<kStride>::left()), scale_(scale * kLog2E) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) most_[t][0] = most_[t][1] = -INFINITY;
+  }
 
   __device__ __forceinline__ void hold_queries() {
     if constexpr (kHoldQueries)
@@ -178,13 +181,7 @@ class ForwardWarp {
   float scale_;
   Fragment held_[kHoldQueries ? kTiles : 1][kHoldQueries ? kSteps : 1];
   float sums_[kTiles][2 * kSteps][4] = {};
-  float most_[kTiles][2] = {}, total_[kTiles][2] = {};
-
- public:
-  __device__ __forceinline__ void start() {
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) most_[t][0] = most_[t][1] = -INFINITY;
-  }
+  float most_[kTiles][2], total_[kTiles][2] = {};
 };
 #endif
 
@@ -194,18 +191,17 @@ inline constexpr int forward_shared_bytes(int dim, int queries, int keys, int st
 
 // One block of queries of one head; gridDim.x = B * H * blocks. kStages blocks of kKeys keys and
 // values are in shared memory or on their way.
-template <class T, int kDim, int kTiles, bool kHoldQueries, int kKeys, int kStages, int kThreads,
-          bool kLazy>
-__global__ __launch_bounds__(kThreads, 1) void attention_forward_kernel(
+template <class T, int kDim, int kTiles, bool kHoldQueries, int kKeys, int kStages, int kWarps,
+          int kBlocks, bool kLazy>
+__global__ __launch_bounds__(kWarps * 32, kBlocks) void attention_forward_kernel(
     const __grid_constant__ ForwardOperands<T> o) {
 #if VP_HAS_ASYNC_MMA
-  constexpr int kStride = kDim + 8, kRows = 16 * kTiles;
+  constexpr int kStride = kDim + 8, kRows = 16 * kTiles, kQueries = kWarps * kRows;
   constexpr uint32_t kTileBytes = kKeys * kStride * 2;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const query_tile = reinterpret_cast<T*>(shared);
-  const int queries = static_cast<int>(blockDim.x) / 32 * kRows;
   const uint32_t q_tile = shared_address(shared);
-  const uint32_t ring = q_tile + queries * kStride * 2;
+  const uint32_t ring = q_tile + kQueries * kStride * 2;
 
   const int block = blockIdx.x % o.blocks, head = blockIdx.x / o.blocks;
   const int64_t b = head / o.heads, h = head % o.heads;
@@ -213,23 +209,23 @@ __global__ __launch_bounds__(kThreads, 1) void attention_forward_kernel(
   const int64_t out_stride = int64_t{o.heads} * o.dim, stride = 3 * out_stride;
   const T* const q = o.qkv + b * o.tokens * stride + h * o.dim;
 
-  const int first = block * queries;
+  const int first = block * kQueries;
   const int warp = threadIdx.x / 32, own = first + warp * kRows;
-  ForwardWarp<T, kDim, kTiles, kHoldQueries, kLazy> rows(q_tile + warp * kRows * kStride * 2, o.scale);
-  rows.start();
+  ForwardWarp<T, kDim, kTiles, kHoldQueries, kLazy> rows(q_tile + warp * kRows * kStride * 2,
+                                                         o.scale);
   if (first < length) {
-    const RowCopier<T, kDim> copier(o.dim);
+    const RowCopier<T, kDim, kWarps * 32> copier(o.dim);
     // Keys and values are two groups of copies, so that the first scores need not wait for values.
     const auto fetch = [&](int begin, int stage) {
       const T* const k = q + out_stride + begin * stride;
       const uint32_t tile = ring + stage * 2 * kTileBytes;
-      if (begin < length) copier.copy(tile, k, stride, kKeys, length - begin);
+      if (begin < length) copier.template copy<kKeys>(tile, k, stride, length - begin);
       commit_copies();
       if (begin < length)
-        copier.copy(tile + kTileBytes, k + out_stride, stride, kKeys, length - begin);
+        copier.template copy<kKeys>(tile + kTileBytes, k + out_stride, stride, length - begin);
       commit_copies();
     };
-    copier.copy(q_tile, q + first * stride, stride, queries, length - first);
+    copier.template copy<kQueries>(q_tile, q + first * stride, stride, length - first);
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage * kKeys, stage);
     for (int begin = 0, stage = 0; begin < length; begin += kKeys) {
@@ -250,7 +246,8 @@ __global__ __launch_bounds__(kThreads, 1) void attention_forward_kernel(
       }
       if (begin == 0) rows.hold_queries();
       const int valid = length - begin;
-      if (valid >= kKeys) rows.template step<kKeys / 16, false>(keys, values, kKeys, values_arrived);
+      if (valid >= kKeys)
+        rows.template step<kKeys / 16, false>(keys, values, kKeys, values_arrived);
       else if (valid > 32)
         rows.template step<kKeys / 16, true>(keys, values, valid, values_arrived);
       else if (valid > 16) rows.template step<2, true>(keys, values, valid, values_arrived);

@@ -108,33 +108,38 @@ struct LaneOffsets {
 };
 
 #if VP_HAS_ASYNC_MMA
-// How a thread block copies rows of kDim numbers: a row's 16-byte pieces go to neighbouring lanes,
-// always the same lane of the same rows.
-template <class T, int kDim>
+// How a thread block of kThreads copies rows of kDim numbers: a row's 16-byte pieces go to
+// neighbouring lanes, kStep rows at a time.
+template <class T, int kDim, int kThreads>
 struct RowCopier {
   static constexpr int kPieces = kDim / 8, kStride = kDim + 8;
   static constexpr int kLanes = kPieces <= 4 ? 4 : kPieces <= 8 ? 8 : 16;
+  static constexpr int kStep = kThreads / kLanes;
 
   // dim: the head's size; what is missing to kDim is written as zeros.
   __device__ __forceinline__ explicit RowCopier(int dim)
-      : row(threadIdx.x / kLanes),
-        step(blockDim.x / kLanes),
-        piece(threadIdx.x % kLanes),
-        filled(piece * 8 < dim) {}
-  // Rows [0, rows) of a tile from the matrix at `from`, of which `valid` exist; others are zeros.
-  __device__ __forceinline__ void copy(uint32_t tile, const T* from, int64_t stride, int rows,
+      : row(threadIdx.x / kLanes), piece(threadIdx.x % kLanes), filled(piece * 8 < dim) {}
+  // Calls f(row) for this thread's rows of kRows; whole warps go round together.
+  template <int kRows, class F>
+  __device__ __forceinline__ void for_rows(F&& f) const {
+#pragma unroll
+    for (int r = 0; r < kRows; r += kStep)
+      if (kRows % kStep == 0 || r + row < kRows) f(r + row);
+  }
+  // kRows rows of a tile from the matrix at `from`, of which `valid` exist; others are zeros.
+  template <int kRows>
+  __device__ __forceinline__ void copy(uint32_t tile, const T* from, int64_t stride,
                                        int valid) const {
     if (piece >= kPieces) return;
     from += row * stride + piece * 8;
     tile += (row * kStride + piece * 8) * 2;
     valid = filled ? valid : 0;
-    for (int r = row; r < rows; r += step) {
-      copy16(tile, from, r < valid);
-      from += step * stride;
-      tile += step * kStride * 2;
-    }
+    for_rows<kRows>([&](int r) {
+      copy16(tile + (r - row) * kStride * 2, from, r < valid);
+      from += kStep * stride;
+    });
   }
-  int row, step, piece;
+  int row, piece;
   bool filled;
 };
 

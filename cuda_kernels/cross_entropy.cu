@@ -44,6 +44,20 @@ __device__ __forceinline__ float exponential(float x) {
   return y;
 }
 
+// take(load(c), c) for a thread's columns c < n, in order; kBatch loads are in flight.
+template <int kBatch, class Load, class Take>
+__device__ __forceinline__ void for_columns(int n, Load&& load, Take&& take) {
+  for (int first = threadIdx.x; first < n; first += kThreads * kBatch) {
+    decltype(load(0)) loaded[kBatch];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u)
+      if (const int c = first + u * kThreads; c < n) loaded[u] = load(c);
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u)
+      if (const int c = first + u * kThreads; c < n) take(loaded[u], c);
+  }
+}
+
 constexpr int64_t kNoLabel = LLONG_MIN;
 
 // Local column of a hard label, which may lie outside; kNoLabel if it is no class at all.
@@ -60,9 +74,8 @@ __device__ int64_t soft_label(const Goal& goal, int64_t row) {
   const auto take = [&](float value, int column) {
     if (value > most || (value == most && column < at)) most = value, at = column;
   };
-  const int classes = static_cast<int>(goal.classes);
-#pragma unroll 8
-  for (int c = threadIdx.x; c < classes; c += kThreads) take(p[c], c);
+  for_columns<8>(
+      static_cast<int>(goal.classes), [&](int c) { return p[c]; }, take);
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
     const float value = __shfl_xor_sync(0xffffffffu, most, offset);
@@ -92,8 +105,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = blockIdx.x;
   const T* x = logits + row * columns;
   float most = -std::numeric_limits<float>::infinity();
-#pragma unroll 8
-  for (int c = threadIdx.x; c < n; c += kThreads) most = fmaxf(most, widen(x[c]));
+  for_columns<16>(
+      n, [&](int c) { return x[c]; }, [&](T v, int) { most = fmaxf(most, widen(v)); });
   most = warp_max(most);
   __shared__ float shared[kWarps];
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = most;
@@ -113,12 +126,26 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t label = label_of<kSoft>(goal, row);
   float exponentials = 0, total = 0, target = 0;
   const float* soft = kSoft ? goal.probabilities + row * goal.classes + goal.first_class : nullptr;
-#pragma unroll 4
-  for (int c = threadIdx.x; c < n; c += kThreads) {
-    const float shifted = widen(x[c]) - most;
+  const auto take = [&](T logit, float probability) {
+    const float shifted = widen(logit) - most;
     exponentials += exponential<T>(shifted);
     total += shifted;
-    if constexpr (kSoft) target += soft[c] * shifted;
+    if constexpr (kSoft) target += probability * shifted;
+  };
+  if constexpr (kSoft) {
+    struct Both {
+      T logit;
+      float probability;
+    };
+    for_columns<8>(
+        n,
+        [&](int c) {
+          return Both{x[c], soft[c]};
+        },
+        [&](const Both& both, int) { take(both.logit, both.probability); });
+  } else {
+    for_columns<16>(
+        n, [&](int c) { return x[c]; }, [&](T logit, int) { take(logit, 0); });
   }
   exponentials = block_sum<kThreads>(exponentials, shared);
   total = block_sum<kThreads>(total, shared);
@@ -175,7 +202,7 @@ __global__ void __launch_bounds__(kGradientThreads)
     if (whole(c)) {
 #pragma unroll
       for (int i = 0; i < N; ++i) in[u].v[i] = gradient(in[u].v[i], c + i);
-      *reinterpret_cast<Pack<T, N>*>(out + c) = in[u];
+      store_pack(out + c, in[u]);
     } else if (c < columns) {
       for (int i = ::max(c, 0); i < ::min(c + N, columns); ++i) out[i] = gradient(x[i], i);
     }
@@ -191,12 +218,13 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t label = label_of<kSoft>(goal, row);
   const float at_label = sums[3 * row + 2], most = max[row];
   int before = 0;
-#pragma unroll 8
-  for (int c = threadIdx.x; c < n; c += kThreads) {
-    const float shifted = widen(x[c]) - most;
-    // A logit that is not a number comes before every label: it is no right answer.
-    before += !(shifted <= at_label) || (shifted == at_label && c < label) ? 1 : 0;
-  }
+  for_columns<16>(
+      n, [&](int c) { return x[c]; },
+      [&](T logit, int c) {
+        const float shifted = widen(logit) - most;
+        // A logit that is not a number comes before every label: it is no right answer.
+        before += !(shifted <= at_label) || (shifted == at_label && c < label) ? 1 : 0;
+      });
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2)
     before += __shfl_xor_sync(0xffffffffu, before, offset);

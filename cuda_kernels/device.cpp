@@ -17,6 +17,20 @@ struct Recorded {
   cudaGraphExec_t graph = nullptr;
 };
 
+size_t kernels_of(cudaGraph_t graph) {
+  size_t count = 0;
+  VP_CUDA(cudaGraphGetNodes(graph, nullptr, &count));
+  std::vector<cudaGraphNode_t> nodes(count);
+  VP_CUDA(cudaGraphGetNodes(graph, nodes.data(), &count));
+  size_t kernels = 0;
+  for (cudaGraphNode_t node : nodes) {
+    cudaGraphNodeType type{};
+    VP_CUDA(cudaGraphNodeGetType(node, &type));
+    kernels += type == cudaGraphNodeTypeKernel;
+  }
+  return kernels;
+}
+
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(const CudaOptions& options) : context_(options), kernels_(context_) {
@@ -103,6 +117,8 @@ class CudaDevice final : public Device {
         throw;
       }
       VP_CUDA(cudaStreamEndCapture(handle_of(stream), &graph));
+      ++recordings_.count;
+      recordings_.kernels += kernels_of(graph);
       VP_CUDA(cudaGraphInstantiate(&recorded.graph, graph, 0));
       VP_CUDA(cudaGraphDestroy(graph));
       VP_CUDA(cudaGraphUpload(recorded.graph, handle_of(stream)));
@@ -110,6 +126,8 @@ class CudaDevice final : public Device {
     }
     VP_CUDA(cudaGraphLaunch(recorded.graph, handle_of(stream)));
   }
+
+  Recordings recordings() const override { return recordings_; }
 
   Kernels& kernels() override { return kernels_; }
   void fail(const std::string& why) override {
@@ -138,6 +156,7 @@ class CudaDevice final : public Device {
   std::array<std::unique_ptr<CudaStream>, kLaneCount> streams_;
   std::unordered_map<uint64_t, Recorded> recorded_;
   bool recorded_more_ = false;
+  Recordings recordings_;
   GpuClock clock_;
 };
 

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
         run[u].v[i + j] = narrow<T>(uniform >= drop.rate ? widen(run[u].v[i + j]) * factor : 0.0f);
       }
     }
-    *reinterpret_cast<Pack<T, N>*>(y + at) = run[u];
+    store_pack(y + at, run[u]);
   }
 }
 

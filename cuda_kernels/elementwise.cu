@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) cast_kernel(const From* from, To* to
     Pack<To, N> out;
 #pragma unroll
     for (int i = 0; i < N; ++i) out.v[i] = convert<From, To>(in[u].v[i]);
-    reinterpret_cast<Pack<To, N>*>(to)[at] = out;
+    store_pack(to + at * N, out);
   }
   if (const int64_t at = packs * N + threadIdx.x; blockIdx.x == 0 && at < n)
     to[at] = convert<From, To>(from[at]);
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) add_kernel(const T* a, const T* b, T
 #pragma unroll
     for (int i = 0; i < N; ++i)
       left[u].v[i] = narrow<T>(widen(left[u].v[i]) + widen(right[u].v[i]));
-    reinterpret_cast<Pack<T, N>*>(out)[at] = left[u];
+    store_pack(out + at * N, left[u]);
   }
   if (const int64_t at = packs * N + threadIdx.x; blockIdx.x == 0 && at < n)
     out[at] = narrow<T>(widen(a[at]) + widen(b[at]));

@@ -19,13 +19,14 @@ constexpr int kLinePadding = 4;  // so that lines start in different banks
 // Quotients of numbers below 2^16.
 class Divide {
  public:
-  explicit Divide(int64_t by) : factor_(((uint64_t{1} << 32) + by - 1) / by) {}
+  explicit Divide(int64_t by)
+      : factor_(by == 1 ? 0 : static_cast<uint32_t>(((uint64_t{1} << 32) + by - 1) / by)) {}
   __device__ __forceinline__ int operator()(int n) const {
-    return static_cast<int>((static_cast<uint64_t>(n) * factor_) >> 32);
+    return factor_ == 0 ? n : static_cast<int>(__umulhi(static_cast<uint32_t>(n), factor_));
   }
 
  private:
-  uint64_t factor_;
+  uint32_t factor_;
 };
 
 struct Lines {
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(kPatchThreads)
   const Normalise normalise = channels.of[blockIdx.z];
 
   const int part = count * p.patch_width;  // of a patch, in this band
-  const int64_t columns = int64_t{p.channels} * p.patch_height * p.patch_width;
+  const int columns = p.channels * p.patch_height * p.patch_width;
   T* target = patches + (picture * down + i) * across * columns +
               (channel * p.patch_height + first_line) * p.patch_width;
   for (int at = threadIdx.x * N; at < across * part; at += kPatchThreads * N) {
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(kPatchThreads)
       x += V;
       if (x == p.patch_width) x = 0, ++y;
     }
-    *reinterpret_cast<Pack<T, N>*>(target + patch * columns + inside) = out;
+    store_pack(target + static_cast<uint32_t>(patch * columns + inside), out);
   }
 }
 
@@ -156,12 +157,11 @@ __device__ __forceinline__ void for_rows(const T* from, int64_t count, int64_t s
   for (; k + kAhead <= count; k += kAhead) {
     Pack<T, N> row[kAhead];
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u)
-      row[u] = *reinterpret_cast<const Pack<T, N>*>(from + (k + u) * stride);
+    for (int u = 0; u < kAhead; ++u) row[u] = load_pack<T, N>(from + (k + u) * stride);
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) body(k + u, row[u]);
   }
-  for (; k < count; ++k) body(k, *reinterpret_cast<const Pack<T, N>*>(from + k * stride));
+  for (; k < count; ++k) body(k, load_pack<T, N>(from + k * stride));
 }
 
 template <class T, int N>
@@ -172,21 +172,21 @@ __global__ void __launch_bounds__(kColumnThreads)
   if (at >= sample) return;
   // The class token takes the place of a sample's first row.
   const int64_t first = class_token != nullptr ? columns : 0;
-  const auto here = *reinterpret_cast<const Pack<T, N>*>(position + at);
+  const auto here = load_pack<T, N>(position + at);
   const auto write = [&](int64_t b, const Pack<T, N>& from) {
     Pack<T, N> sum;
 #pragma unroll
     for (int i = 0; i < N; ++i) sum.v[i] = narrow<T>(widen(from.v[i]) + widen(here.v[i]));
-    *reinterpret_cast<Pack<T, N>*>(out + b * sample + at) = sum;
+    store_pack(out + b * sample + at, sum);
   };
   const int64_t step = gridDim.y;
   if (at < first) {
-    const auto token = *reinterpret_cast<const Pack<T, N>*>(class_token + at);
+    const auto token = load_pack<T, N>(class_token + at);
     for (int64_t b = blockIdx.y; b < batch; b += step) write(b, token);
     return;
   }
   for (int64_t b = blockIdx.y; b < batch; b += step)
-    write(b, *reinterpret_cast<const Pack<T, N>*>(tokens + b * (sample - first) + at - first));
+    write(b, load_pack<T, N>(tokens + b * (sample - first) + at - first));
 }
 
 template <class T, int N>
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   for_rows<T, N>(dout + at, batch, sample, [&](int64_t b, const Pack<T, N>& g) {
 #pragma unroll
     for (int i = 0; i < N; ++i) sum[i] += widen(g.v[i]);
-    if (copies) *reinterpret_cast<Pack<T, N>*>(dtokens + b * (sample - first) + at - first) = g;
+    if (copies) store_pack(dtokens + b * (sample - first) + at - first, g);
   });
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -226,26 +226,25 @@ __global__ void __launch_bounds__(kColumnThreads)
   Pack<T, N> out;
 #pragma unroll
   for (int i = 0; i < N; ++i) out.v[i] = narrow<T>(sum[i] / static_cast<float>(count));
-  *reinterpret_cast<Pack<T, N>*>(pooled + b * columns + at) = out;
+  store_pack(pooled + b * columns + at, out);
 }
 
-constexpr int kPoolRows = 16;  // that a block writes
-
+// A thread writes one place of a few samples: neighbouring blocks, neighbouring memory.
 template <class T, int N>
 __global__ void __launch_bounds__(kColumnThreads)
-    pool_backward_kernel(const T* dpooled, bool mean, T* dx, int64_t rows, int64_t columns) {
-  const int64_t b = blockIdx.x, begin = static_cast<int64_t>(blockIdx.y) * kPoolRows;
-  const int64_t end = min(begin + kPoolRows, rows);
-  for (int64_t at = int64_t{threadIdx.x} * N; at < columns; at += kColumnThreads * N) {
-    auto g = *reinterpret_cast<const Pack<T, N>*>(dpooled + b * columns + at);
-    Pack<T, N> rest;
+    pool_backward_kernel(const T* dpooled, bool mean, float share, T* dx, int64_t batch,
+                         int64_t sample, int columns) {
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x) * N;
+  if (at >= sample) return;
+  const int64_t column = static_cast<uint64_t>(at) % static_cast<uint32_t>(columns);
+  for (int64_t b = blockIdx.y; b < batch; b += gridDim.y) {
+    auto g = load_pack<T, N>(dpooled + b * columns + column);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if (mean) g.v[i] = narrow<T>(widen(g.v[i]) / static_cast<float>(rows));
-      rest.v[i] = mean ? g.v[i] : narrow<T>(0.0f);
+      if (mean) g.v[i] = narrow<T>(widen(g.v[i]) * share);
+      else if (at >= columns) g.v[i] = narrow<T>(0.0f);
     }
-    for (int64_t t = begin; t < end; ++t)
-      *reinterpret_cast<Pack<T, N>*>(dx + (b * rows + t) * columns + at) = t == 0 ? g : rest;
+    store_pack(dx + b * sample + at, g);
   }
 }
 
@@ -267,6 +266,8 @@ void CudaKernels::patchify(TensorView pictures, std::span<const double> mean,
   VP_CHECK(width <= kMostLineBytes - kLinePadding - 3 && height <= kMostBlocks,
            "patchify: pictures of {}x{}; the GPU takes up to {}x{}", height, width, kMostBlocks,
            kMostLineBytes - kLinePadding - 3);
+  VP_CHECK(pictures.shape[1] * height * width < int64_t{1} << 31, "patchify: pictures of {}",
+           pictures.shape.text());
   if (pictures.elements() == 0) return;
   Lines p = {static_cast<int>(pictures.shape[1]), static_cast<int>(height), static_cast<int>(width),
              static_cast<int>(patch_height), static_cast<int>(patch_width)};
@@ -368,9 +369,12 @@ void CudaKernels::pool_backward(TensorView dpooled, bool mean, TensorView dx, St
         columns,
         [&](auto pack) {
           constexpr int N = decltype(pack)::value;
-          const dim3 grid(static_cast<unsigned>(batch), blocks_for(rows, kPoolRows));
-          pool_backward_kernel<T, N>
-              <<<grid, kColumnThreads, 0, handle_of(stream)>>>(from, mean, to, rows, columns);
+          const int64_t sample = rows * columns;
+          const dim3 grid(blocks_for(sample, kColumnThreads * N),
+                          blocks_for(batch, 4, kMostBlocks));
+          pool_backward_kernel<T, N><<<grid, kColumnThreads, 0, handle_of(stream)>>>(
+              from, mean, 1.0f / static_cast<float>(rows), to, batch, sample,
+              static_cast<int>(columns));
         },
         from, to);
     VP_LAUNCHED();

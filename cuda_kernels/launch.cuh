@@ -9,8 +9,8 @@
 
 #include "voltapile/base/philox.hpp"
 #include "voltapile/base/tensor_view.hpp"
+#include "voltapile/device/shapes.hpp"
 
-#include "../src/device/shapes.hpp"
 #include "kernels.hpp"
 
 // After every launch.
@@ -57,6 +57,42 @@ template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T v[N];
 };
+// Stores a pack in device memory with one instruction. The compiler takes a plain assignment of
+// numbers just computed apart, in many places, into a store for each.
+template <class T, int N>
+__device__ __forceinline__ void store_pack(T* to, const Pack<T, N>& pack) {
+  if constexpr (sizeof(pack) == 16) {
+    const uint4 raw = __builtin_bit_cast(uint4, pack);
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(raw.x), "r"(raw.y),
+                 "r"(raw.z), "r"(raw.w)
+                 : "memory");
+  } else if constexpr (sizeof(pack) == 8) {
+    const uint2 raw = __builtin_bit_cast(uint2, pack);
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(raw.x), "r"(raw.y) : "memory");
+  } else if constexpr (sizeof(pack) == 4) {
+    asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(__builtin_bit_cast(uint32_t, pack))
+                 : "memory");
+  } else {
+    *reinterpret_cast<Pack<T, N>*>(to) = pack;
+  }
+}
+// Likewise a load, of what this kernel has not written before.
+template <class T, int N>
+__device__ __forceinline__ Pack<T, N> load_pack(const T* from) {
+  if constexpr (sizeof(Pack<T, N>) == 16) {
+    uint4 raw;
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+                 : "l"(from));
+    return __builtin_bit_cast(Pack<T, N>, raw);
+  } else if constexpr (sizeof(Pack<T, N>) == 8) {
+    uint2 raw;
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(raw.x), "=r"(raw.y) : "l"(from));
+    return __builtin_bit_cast(Pack<T, N>, raw);
+  } else {
+    return *reinterpret_cast<const Pack<T, N>*>(from);
+  }
+}
 // Numbers in 16 bytes.
 template <class T>
 inline constexpr int kWide = 16 / sizeof(T);

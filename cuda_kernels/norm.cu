@@ -10,9 +10,9 @@ namespace {
 
 constexpr int kThreads = 256;
 // Pieces are cut into chunks, and blocks take equally many neighbouring chunks. The order of the
-// sum follows from the pieces and these two numbers alone, whatever the GPU.
+// sum follows from the pieces and the number of multiprocessors.
 constexpr int kChunk = 2048;  // elements
-constexpr int kMostBlocks = 1056;
+constexpr int kBlocksPerMultiprocessor = 4;
 constexpr int kTotalThreads = 1024;
 
 constexpr __host__ __device__ int64_t chunks_of(const NormPiece& piece) {
@@ -95,7 +95,7 @@ struct Sum {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     sum_kernel(const T* g, const NormPiece* pieces, int count, int64_t chunks, Partial* partial) {
   constexpr int N = kWide<T>;
   Partial mine = {0, 0, INT_MAX};
@@ -179,8 +179,8 @@ void CudaKernels::sum_squares(TensorView gradients, std::span<const NormPiece> p
   if (chunks == 0) return;
   const NormPiece* table = context_.resident(pieces);
   auto* partial = reinterpret_cast<Partial*>(context_.scratch(stream));
-  static_assert(kMostBlocks * sizeof(Partial) <= Context::kScratchBytes);
-  const unsigned blocks = blocks_for(chunks, 1, kMostBlocks);
+  const unsigned blocks =
+      blocks_for(chunks, 1, int64_t{context_.gpu().multiprocessors} * kBlocksPerMultiprocessor);
   const cudaStream_t s = handle_of(stream);
   visit(gradients.dtype, [&](auto tag) {
     using T = decltype(tag);

@@ -1,7 +1,7 @@
 // Layer norm of rows, on its own or behind the residual branch. One kernel, one pass over memory:
 // reads x (and the branch), writes y of the branch and the normalised rows. Bound: memory.
 //
-// A row of R packs stays in the registers of a warp (up to 4 packs a lane) or of a block (up to 512
+// A row of R packs stays in the registers of a warp (up to 2 packs a lane) or of a block (up to 512
 // threads); longer rows are read again, from cache as far as they fit there. The variance is that
 // of the differences from the mean, as on the CPU: a large mean does not swamp it.
 #pragma once

@@ -27,7 +27,7 @@ __device__ __forceinline__ uint32_t warp_most(uint32_t v) {
 #endif
 }
 
-// How numbers are rounded, four at a time.
+// How the numbers of a run are rounded.
 struct Nearest {
   __device__ __forceinline__ Nearest(uint64_t, uint64_t, uint32_t) {}
   __device__ __forceinline__ float operator()(float wanted, int) const { return rintf(wanted); }
@@ -40,7 +40,8 @@ struct AtRandom {
   }
   __device__ __forceinline__ float operator()(float wanted, int i) const {
     const float below = floorf(wanted);
-    return below + (uniform01(words[i]) < wanted - below ? 1.0f : 0.0f);
+    const uint32_t half = i % 2 == 0 ? words[i / 2] & 0xffffu : words[i / 2] >> 16;
+    return below + (static_cast<float>(half) + 0.5f < (wanted - below) * 65536.0f ? 1.0f : 0.0f);
   }
   uint32_t words[4];
 };
@@ -56,10 +57,18 @@ __device__ __forceinline__ Pack<T, kRun> load(const T* from, int64_t at, int64_t
     return run;
   }
 }
+template <class T>
+struct Halves {
+  Pack<T, kRun / 2> low, high;
+};
 template <class T, bool kWhole>
 __device__ __forceinline__ void store(const Pack<T, kRun>& run, T* to, int64_t at, int64_t n) {
-  if constexpr (kWhole) {
-    *reinterpret_cast<Pack<T, kRun>*>(to + at) = run;
+  if constexpr (kWhole && sizeof(run) == 32) {
+    const auto halves = __builtin_bit_cast(Halves<T>, run);
+    store_pack(to + at, halves.low);
+    store_pack(to + at + kRun / 2, halves.high);
+  } else if constexpr (kWhole) {
+    store_pack(to + at, run);
   } else {
 #pragma unroll
     for (int i = 0; i < kRun; ++i)
@@ -80,15 +89,12 @@ __device__ __forceinline__ void quantise_run(const Pack<T, kRun>& x, uint64_t se
   const bool finite = most < kInfinity, counts = finite && greatest >= kLeast;
   const float inverse = counts ? __fdiv_rn(127.0f, greatest) : 0.0f;
   Pack<int8_t, kRun> code;
+  const Round round((first + static_cast<uint64_t>(mine)) / kRun, seed, item);
 #pragma unroll
-  for (int i = 0; i < kRun; i += 4) {
-    const Round round((first + static_cast<uint64_t>(mine + i)) / 4, seed, item);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float wanted = counts ? __fmul_rn(widen(x.v[i + j]), inverse) : 0.0f;
-      code.v[i + j] =
-          static_cast<int8_t>(__float2int_rz(fminf(fmaxf(round(wanted, j), -127.0f), 127.0f)));
-    }
+  for (int i = 0; i < kRun; ++i) {
+    const float wanted = counts ? __fmul_rn(widen(x.v[i]), inverse) : 0.0f;
+    code.v[i] =
+        static_cast<int8_t>(__float2int_rz(fminf(fmaxf(round(wanted, i), -127.0f), 127.0f)));
   }
   store<int8_t, kWhole>(code, codes, mine, n);
   if (threadIdx.x % 32 == 0)

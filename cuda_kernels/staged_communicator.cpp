@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
+#include <mutex>
 #include <utility>
+
+#include "stream.hpp"
 
 namespace voltapile::cuda {
 namespace {
@@ -10,6 +14,38 @@ namespace {
 // Longer tensors go in pieces: pinned memory is dear. All ranks cut alike.
 constexpr size_t kPieceBytes = size_t{32} << 20;
 constexpr size_t kLeastBytes = size_t{64} << 10;
+
+// Pinned memory that communicators lend from the process and give back to it, not to the driver:
+// that would wait there until the GPU is idle, with a lock that the lanes' host threads need to get
+// it idle.
+class Pool {
+ public:
+  static Pool& instance() {
+    static auto* pool = new Pool;  // for as long as the process lives
+    return *pool;
+  }
+  std::shared_ptr<Buffer> lend(size_t bytes, Device& device) {
+    const size_t size = std::bit_ceil(std::max(bytes, kLeastBytes));
+    std::unique_ptr<Buffer> buffer;
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto at = free_.find(size); at != free_.end()) {
+        buffer = std::move(at->second);
+        free_.erase(at);
+      }
+    }
+    if (buffer == nullptr)
+      buffer = std::make_unique<Buffer>(device.allocate_host(size, "staged tensors"));
+    return {buffer.release(), [this](Buffer* back) {
+              const std::lock_guard lock(mutex_);
+              free_.emplace(back->bytes(), back);
+            }};
+  }
+
+ private:
+  std::mutex mutex_;
+  std::multimap<size_t, std::unique_ptr<Buffer>> free_;
+};
 
 std::byte* at(const TensorView& t, int64_t element) {
   return static_cast<std::byte*>(t.data) + static_cast<size_t>(element) * bytes_of(t.dtype);
@@ -41,8 +77,13 @@ std::unique_ptr<Communicator> StagedCommunicator::split(int color, int key) {
   return part == nullptr ? nullptr : on_device(std::move(part), device_, Transport::staged);
 }
 
+// Nothing is enqueued on an idle lane: at the end of a run another rank of this process may free
+// its memory, which waits for all lanes of the GPU with a lock that host work needs to begin.
 void StagedCommunicator::keep_until_done(Stream& stream) {
-  if (pinned_ != nullptr) stream.run_on_host([hold = std::move(pinned_)] {});
+  if (pinned_ == nullptr) return;
+  const std::shared_ptr<Buffer> hold = std::move(pinned_);
+  if (cudaStreamQuery(handle_of(stream)) != cudaErrorNotReady) return;
+  stream.run_on_host([hold] {});
 }
 
 std::byte* StagedCommunicator::staging(size_t bytes, Stream& stream) {
@@ -50,8 +91,7 @@ std::byte* StagedCommunicator::staging(size_t bytes, Stream& stream) {
   last_ = &stream;
   if (pinned_ == nullptr || pinned_->bytes() < bytes) {
     keep_until_done(stream);
-    pinned_ = std::make_shared<Buffer>(
-        device_.allocate_host(std::bit_ceil(std::max(bytes, kLeastBytes)), "staged " + name));
+    pinned_ = Pool::instance().lend(bytes, device_);
   }
   return pinned_->data();
 }

@@ -63,6 +63,8 @@ run_stage() {
 }
 
 install_packages "${voltapile_packages[@]}" || say "Going on with what this machine has."
+install_packages "${slurm_packages[@]}" ||
+  say "Without Slurm, the tests of its job script are skipped."
 run_stage release build "" "" -Dcuda=disabled
 if [ $quick = no ]; then
   lean=(-Db_lundef=false -Doptimization=1 -Ddebug=true -Donednn=disabled -Dcuda=disabled)

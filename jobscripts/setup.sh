@@ -10,6 +10,10 @@ voltapile_packages=(
   dataset-fashion-mnist
 )
 
+# For the tests of the job scripts, which start a Slurm of their own.
+# shellcheck disable=SC2034 # run_tests.sh's
+slurm_packages=(slurm-wlm slurm-client munge)
+
 # One line for each argument.
 say() { printf "%s\n" "$@" >&2; }
 

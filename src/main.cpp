@@ -20,8 +20,10 @@
 #include "voltapile/deck/parse.hpp"
 #include "voltapile/forecast/fit.hpp"
 #include "voltapile/forecast/forecast.hpp"
+#include "voltapile/submit/submit.hpp"
 #include "voltapile/trace/describe.hpp"
 #include "voltapile/train/run_folder.hpp"
+#include "voltapile/train/status.hpp"
 #include "voltapile/train/stop_request.hpp"
 #include "voltapile/train/trainer.hpp"
 
@@ -34,6 +36,8 @@ struct Arguments {
   std::string program, deck, folder, checkpoint;
   std::vector<std::string> overrides;
   bool fresh = false;
+  SubmitOptions submit;
+  bool go = false;
   double began = 0;
   BenchOptions bench;
   std::string hardware_file;
@@ -74,6 +78,39 @@ ExitCode show_plan(const Arguments& arguments) {
 
 ExitCode show_ranks(const Arguments& arguments) {
   std::cout << ranks_of(load_deck(arguments.deck, arguments.overrides)) << "\n";
+  return ExitCode::done;
+}
+
+// For people and for job scripts: one fact a line, and the exit code says whether work is left.
+ExitCode show_status(const Arguments& arguments) {
+  const Deck deck = load_deck(arguments.deck, arguments.overrides);
+  const RunStatus status = status_of(deck);
+  const auto row = [](const char* name, const auto& value) {
+    std::cout << format("{:<11} {}\n", name, value);
+  };
+  row("state", status.finished ? "finished" : "unfinished");
+  row("name", deck.run.name);
+  row("folder", status.folder.string());
+  row("saved", status.saved);
+  row("recorded", status.recorded);
+  row("steps", status.total);
+  if (status.checkpoint) row("checkpoint", status.checkpoint->string());
+  return status.finished ? ExitCode::done : ExitCode::stopped_early;
+}
+
+ExitCode show_submission(Arguments arguments) {
+  const Plan plan = make_plan(load_deck(arguments.deck, arguments.overrides));
+  require_trainable(plan);
+  SubmitOptions& options = arguments.submit;
+  options.deck = arguments.deck;
+  options.overrides = arguments.overrides;
+  const std::string executable = own_executable();
+  options.jobscripts = find_jobscripts(executable);
+  options.program = program_for_jobs(executable, options.jobscripts);
+  const Submission submission = make_submission(plan, options, look_at_cluster());
+  for (const std::string& note : submission.notes) std::cout << "# " << note << "\n";
+  std::cout << submission.line() << std::endl;
+  if (arguments.go) submit(submission);
   return ExitCode::done;
 }
 
@@ -126,6 +163,10 @@ void print_summary(const Arguments& arguments, int ranks, const TrainSummary& su
     row(first ? "rank 0's time" : "", line);
     first = false;
   }
+  if (summary.recordings.count > 0)
+    row("replayed", format("{} kernels in {} recordings",
+                           show_grouped(static_cast<int64_t>(summary.recordings.kernels)),
+                           summary.recordings.count));
   row("run folder", summary.run_dir);
   std::string overrides;
   for (const std::string& text : arguments.overrides) overrides += format(" --set '{}'", text);
@@ -213,6 +254,26 @@ int run_with_mpi(int argc, char** argv, const std::function<ExitCode(MpiSession&
   }
 }
 
+void add_submit_options(CLI::App& command, Arguments& arguments) {
+  SubmitOptions& options = arguments.submit;
+  command.add_flag("--go", arguments.go, "run the line as well");
+  command.add_option("--time", options.time, "limit of one allocation: 30m, 71h30m, 2d");
+  command.add_option("--partition", options.partition, "partition, or queue under PBS and LSF");
+  command.add_option("--account", options.account, "who pays");
+  command.add_option("--gpus-per-node", options.gpus_per_node, "GPUs of a node; one rank has one")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--tasks-per-node", options.tasks_per_node, "most ranks on a node")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--cpus-per-task", options.cpus_per_task, "CPUs of a rank")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--mem", options.memory, "memory of a node, in the queue's own units");
+  command.add_option("--queue", options.queue,
+                     "slurm, pbs or lsf; default: whose commands are here");
+  command.add_option("--more", options.more,
+                     "one more word for sbatch, qsub or bsub: --more=--constraint=v100; may be "
+                     "repeated");
+}
+
 int run(int argc, char** argv) {
   CLI::App app(
       "voltapile trains Vision Transformers too large for the GPUs at hand: pipeline x data x "
@@ -240,6 +301,11 @@ int run(int argc, char** argv) {
   CLI::App* plan = with_deck(
       app.add_subcommand("plan", "show mesh, chunks, schedule, memory and cost; runs nothing"));
   CLI::App* ranks = with_deck(app.add_subcommand("ranks", "print how many ranks the deck needs"));
+  CLI::App* status = with_deck(app.add_subcommand(
+      "status", "how far the deck's run is; exit code 0 when it is finished, else 75"));
+  CLI::App* submit = with_deck(app.add_subcommand(
+      "submit", "print the line that hands the run to this cluster's queue, or run it (--go)"));
+  add_submit_options(*submit, arguments);
   CLI::App* check =
       app.add_subcommand("verify", "prove that a checkpoint is whole, or say what is wrong");
   check->add_option("folder", arguments.folder, "a step folder, or a run folder (its latest)")
@@ -277,6 +343,8 @@ int run(int argc, char** argv) {
   try {
     if (plan->parsed()) return as_int(show_plan(arguments));
     if (ranks->parsed()) return as_int(show_ranks(arguments));
+    if (status->parsed()) return as_int(show_status(arguments));
+    if (submit->parsed()) return as_int(show_submission(arguments));
     return as_int(verify(arguments));
   } catch (const Error& error) {
     log::error(format("error: {}", error.what()));

@@ -73,10 +73,10 @@ std::string show_spread(const Timing& time) {
 }
 
 void describe_kernels(const std::vector<KernelFigure>& kernels, std::string& text) {
-  text += format("\n{:<28}{:>15}{:>10}{:>6}{:>9}{:>13}  {:<12}{}\n", "Kernels", "shape", "median",
+  text += format("\n{:<28}{:>16}{:>10}{:>6}{:>9}{:>12}  {:<12}{}\n", "Kernels", "shape", "median",
                  "+-", "moved", "work", "bound", "share");
   for (const KernelFigure& k : kernels) {
-    text += format("  {:<26}{:>15}{:>10}{:>6}{:>9}{:>13}  {:<11}{:>6}\n", k.name,
+    text += format("  {:<26}{:>16}{:>10}{:>6}{:>9}{:>12}  {:<11}{:>6}\n", k.name,
                    show_shape(k.shape), show_short(k.time.seconds), show_spread(k.time),
                    show_bytes(k.bytes), k.flops > 0 ? show_flops(k.flops) : "", name_of(k.bound),
                    k.share > 9.99 ? ">999 %" : format("{:.0f} %", 100 * k.share));

@@ -167,7 +167,7 @@ std::vector<double> Workbench::measure(const std::function<void()>& issue, Lane 
   return seconds;
 }
 
-Timing Workbench::time(const std::function<void()>& call, Lane lane) {
+Timing Workbench::time(const std::function<void()>& call, Issue issue, Lane lane) {
   finish();                // operands are there
   measure(call, lane, 1);  // libraries load code, choose algorithms
   // The least: what the host adds, or a first touch, is in the others.
@@ -178,10 +178,12 @@ Timing Workbench::time(const std::function<void()>& call, Lane lane) {
   const int repetitions = std::clamp(static_cast<int>(sizes_.case_seconds / (calls * about)), 5,
                                      sizes_.most_repetitions);
   const uint64_t key = next_key();
+  const auto all = [&] {
+    for (int i = 0; i < calls; ++i) call();
+  };
   const auto once = [&] {
-    device_.repeat(device_.stream(lane), key, [&] {
-      for (int i = 0; i < calls; ++i) call();
-    });
+    if (issue == Issue::recorded) device_.repeat(device_.stream(lane), key, all);
+    else all();
   };
   once();  // a device that records does so the second time
   once();

@@ -52,8 +52,12 @@ class Workbench {
   StepState* state();                                   // of an ordinary step
   Buffer& host_buffer(size_t bytes);
 
-  // Repetitions of a call, each of as many calls as fill it, issued as the engine issues work.
-  Timing time(const std::function<void()>& call, Lane lane = Lane::compute);
+  // Repetitions of a call, each of as many calls as fill it. Recorded: as the engine issues kernels
+  // (Device::repeat). Plain: one after the other, for copies, which a recording may give to
+  // another engine of the device.
+  enum class Issue { recorded, plain };
+  Timing time(const std::function<void()>& call, Issue issue = Issue::recorded,
+              Lane lane = Lane::compute);
   // A fixed number of calls, for what all ranks must do alike.
   Timing time_fixed(const std::function<void()>& call, Lane lane, int calls, int repetitions);
   void finish(Lane lane = Lane::compute);

@@ -1,4 +1,4 @@
-#include "shapes.hpp"
+#include "voltapile/device/shapes.hpp"
 
 namespace voltapile::shapes {
 

@@ -127,6 +127,17 @@ int64_t last_recorded_step(const std::filesystem::path& run_dir) {
   return last;
 }
 
+int64_t skipped_before(const std::filesystem::path& run_dir, int64_t step) {
+  std::ifstream in(run_dir / "metrics.jsonl", std::ios::binary);
+  int64_t skipped = 0;
+  for (std::string line; std::getline(in, line);) {
+    const auto record = parse_line(line);
+    const auto* train = record ? std::get_if<TrainRecord>(&*record) : nullptr;
+    if (train != nullptr && train->step <= step) skipped = train->skipped ? skipped + 1 : 0;
+  }
+  return skipped;
+}
+
 struct Metrics::Impl {
   std::filesystem::path lines_path, h5_path;
   int fd = -1;

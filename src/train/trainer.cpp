@@ -1,11 +1,11 @@
 #include "voltapile/train/trainer.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "voltapile/base/host.hpp"
 #include "voltapile/base/log.hpp"
 #include "voltapile/base/units.hpp"
+#include "voltapile/train/status.hpp"
 
 #include "run_state.hpp"
 #include "training.hpp"
@@ -13,13 +13,6 @@
 namespace voltapile {
 
 namespace {
-
-int64_t total_steps(const Deck& deck, int64_t samples) {
-  if (deck.run.steps) return *deck.run.steps;
-  const double exact =
-      *deck.run.epochs * static_cast<double>(samples) / static_cast<double>(deck.batch.global);
-  return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(exact - 1e-9)));
-}
 
 // What ties a rank to the others; it outlives everything that communicates. Links go before the
 // device: when they are torn down by an exception they let go its lanes, which may wait for others.
@@ -56,13 +49,6 @@ auto or_abort(Ranks& ranks, Device& device, Run&& run) -> decltype(run()) {
   }
 }
 
-// By its checkpoint, or where the deck asks for none at the end, by its metrics.
-bool was_finished(const Deck& deck, const std::filesystem::path& run_dir,
-                  const std::optional<RunState>& stored, int64_t total) {
-  if (stored && stored->step >= total) return true;
-  return !deck.checkpoint.at_end && last_recorded_step(run_dir) >= total;
-}
-
 TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& options) {
   std::unique_ptr<Communicator>& world = ranks.world;
   Plan plan;
@@ -86,7 +72,7 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
   agree(*world, [&] {
     checkpoint = latest_checkpoint(run_dir / "checkpoints");
     if (checkpoint) stored = read_run_state(*checkpoint);
-    finished = was_finished(plan.deck, run_dir, stored, total);
+    finished = is_finished(plan.deck, run_dir, stored ? stored->step : 0, total);
   });
   if (folder) log::add_file(folder->path() / "log.txt");
   if (finished) {

@@ -40,6 +40,8 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
     state.skipped_steps = stored.skipped_steps;
     samples_ = stored.samples;
     saved_ = stored.step;
+    // Else a job that starts again after each failure would step over the limit.
+    skipped_in_a_row_ = skipped_before(checkpoint->parent_path().parent_path(), stored.step);
   });
   issued_ = waited_ = state.inputs.step;
   engine_.set_state(state);
@@ -213,6 +215,7 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
   summary_.code = finished ? ExitCode::done : ExitCode::stopped_early;
   timers_.add(engine_.last_timers());
   summary_.timers = timers_;
+  summary_.recordings = context_.device().recordings();
   summary_.timers.data_wait_seconds = loader_ ? loader_->waited_seconds() : 0;
   return summary_;
 }

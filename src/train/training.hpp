@@ -65,7 +65,7 @@ class Training {
   SummaryTimers timers_;
   int64_t issued_ = 0, waited_ = 0, saved_ = -1, announced_ = -1;  // steps
   int64_t samples_ = 0;
-  int skipped_in_a_row_ = 0;
+  int64_t skipped_in_a_row_ = 0;
   bool stop_ = false;
   double began_ = 0, last_step_at_ = 0, longest_step_ = 0, longest_save_ = 0;
   TrainSummary summary_;

@@ -3,8 +3,8 @@
     python3 tests/benchmark/attention_against_pytorch.py [--rounds 3] [--type f16]
 
 Needs torch in the Python that runs it, and a build with CUDA. Each round runs `voltapile bench` on
-these kernels, then torch.nn.functional.scaled_dot_product_attention and layer_norm on random tensors
-of the same shapes, timed by events around many calls. Both read q, k and v from one packed tensor,
+these kernels, then PyTorch's scaled_dot_product_attention and layer_norm on random tensors of the
+same shapes, timed by events around many calls. Both read q, k and v from one packed tensor,
 as timm does; PyTorch's backward pass leaves their gradients apart, voltapile's packs them.
 voltapile's LayerNorm backward pass also adds the residual's gradient and sums into f32 gradients.
 """
@@ -97,6 +97,10 @@ def voltapile(type_name):
     return seconds, measured["ceilings"]["copy_bytes_per_second"]
 
 
+def microseconds(seconds):
+    return spread([1e6 * value for value in seconds], 1, " us")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
@@ -121,12 +125,11 @@ def main():
     for what, seconds in theirs.items():
         kernel, shape = what
         row = {"kernel": kernel, "shape": shape, "pytorch_seconds": seconds}
-        line = f"{kernel} {'x'.join(map(str, shape))}: PyTorch {spread([1e6 * s for s in seconds], 1, ' us')}"
+        line = f"{kernel} {'x'.join(map(str, shape))}: PyTorch {microseconds(seconds)}"
         if what in ours:
             row["voltapile_seconds"] = ours[what]
             ratios = [b / a for a, b in zip(ours[what], seconds)]
-            line += f", voltapile {spread([1e6 * s for s in ours[what]], 1, ' us')}"
-            line += f", PyTorch / voltapile {spread(ratios)}"
+            line += f", voltapile {microseconds(ours[what])}, PyTorch / voltapile {spread(ratios)}"
         rows.append(row)
         print(line)
     for side, rates in copies.items():

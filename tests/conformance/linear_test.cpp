@@ -142,8 +142,7 @@ TEST_P(Linear, operands_may_start_anywhere) {
 TEST_P(Linear, the_same_call_gives_the_same_bits) {
   const Tensor x = random(type(), {300, 130}), w = random(type(), {70, 130}),
                y = poisoned(type(), {300, 70}), again = poisoned(type(), {300, 70}),
-               dy = random(type(), {300, 70}),
-               dw = given(acc(), {70, 130}, Values(70 * 130, 0.0)),
+               dy = random(type(), {300, 70}), dw = given(acc(), {70, 130}, Values(70 * 130, 0.0)),
                dw_again = given(acc(), {70, 130}, Values(70 * 130, 0.0)),
                db = given(acc(), {70}, Values(70, 0.0)),
                db_again = given(acc(), {70}, Values(70, 0.0));

@@ -47,9 +47,10 @@ class Quantise : public Conformance {
         float code = std::nearbyint(wanted);
         if (rounding.seed) {
           const auto e = static_cast<uint64_t>((step << 40) + rounding.first_index + i);
-          const auto words = random_words(*rounding.seed, Purpose::quantise, rounding.item, e / 4);
+          const auto words = random_words(*rounding.seed, Purpose::quantise, rounding.item, e / 8);
           code = std::floor(wanted);
-          if (uniform01(words[e % 4]) < wanted - code) code += 1;
+          const double half = words[e / 2 % 4] >> 16 * (e % 2) & 0xffffu;
+          if ((half + 0.5) / 65536 < static_cast<double>(wanted) - code) code += 1;
         }
         codes[i] = std::clamp(code, -127.0f, 127.0f);
       }

@@ -73,6 +73,11 @@ class Device {
   // Enqueues work that will come again: under one key, always the same kernels and copies on the
   // same memory, nothing that runs on the host. A backend may record it once and replay it.
   virtual void repeat(Stream& stream, uint64_t key, const std::function<void()>& enqueue) = 0;
+  // What repeat() has recorded, each recording once, however often it is replayed.
+  struct Recordings {
+    size_t count = 0, kernels = 0;
+  };
+  virtual Recordings recordings() const { return {}; }
   virtual Kernels& kernels() = 0;
   // Makes blocked and later waits throw Error(failure, why): called when another rank failed.
   virtual void fail(const std::string& why) = 0;

@@ -78,8 +78,9 @@ struct Dropout {
 // Elements that share a scale in 8-bit tensors.
 constexpr int64_t kQuantiseBlock = 256;
 // How quantise_8bit rounds: without a seed to the nearest code, ties to even; with one up or down
-// at random, so that the mean is right. Element i draws random_words(seed, quantise, item, e / 4)[e
-// % 4], e = step * 2^40 + first_index + i.
+// at random, so that the mean is right: up if (drawn + 1/2) / 65536 is less than the fraction.
+// Element i draws half e % 2, low first, of random_words(seed, quantise, item, e / 8)[e / 2 % 4],
+// e = step * 2^40 + first_index + i.
 struct Rounding {
   std::optional<uint64_t> seed;
   uint32_t item = 0;                 // names the tensor

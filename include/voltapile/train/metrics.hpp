@@ -24,10 +24,12 @@ struct EvalRecord {
   int64_t samples = 0;
 };
 
-// Rank 0 only, from one thread. Error(failure) names the file that could not be written.
 // Newest train step in run_dir/metrics.jsonl; 0 where there is none.
 int64_t last_recorded_step(const std::filesystem::path& run_dir);
+// How many of the steps up to `step` were skipped in a row, `step` being the last of them.
+int64_t skipped_before(const std::filesystem::path& run_dir, int64_t step);
 
+// Rank 0 only, from one thread. Error(failure) names the file that could not be written.
 class Metrics {
  public:
   // Opens or continues run_dir/metrics.jsonl, and publishes. Lines of steps beyond `resume_step`

@@ -37,6 +37,7 @@ struct TrainSummary {
   std::optional<EvalRecord> evaluation;
   bool was_finished = false;  // nothing was left to do
   SummaryTimers timers;       // of this rank
+  Device::Recordings recordings;
 };
 
 TrainSummary train(const DeckLoader& load, std::unique_ptr<Communicator> world,

@@ -1,6 +1,7 @@
 #include <cmath>
 
-#include "../shapes.hpp"
+#include "voltapile/device/shapes.hpp"
+
 #include "kernels.hpp"
 #include "parallel.hpp"
 

@@ -1,6 +1,7 @@
 #include <limits>
 
-#include "../shapes.hpp"
+#include "voltapile/device/shapes.hpp"
+
 #include "kernels.hpp"
 #include "parallel.hpp"
 #include "vector_math.hpp"

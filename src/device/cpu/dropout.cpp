@@ -1,6 +1,6 @@
 #include "voltapile/base/philox.hpp"
+#include "voltapile/device/shapes.hpp"
 
-#include "../shapes.hpp"
 #include "kernels.hpp"
 #include "parallel.hpp"
 

@@ -1,7 +1,8 @@
 #include <cmath>
 #include <limits>
 
-#include "../shapes.hpp"
+#include "voltapile/device/shapes.hpp"
+
 #include "kernels.hpp"
 #include "parallel.hpp"
 

@@ -1,4 +1,5 @@
-#include "../shapes.hpp"
+#include "voltapile/device/shapes.hpp"
+
 #include "kernels.hpp"
 #include "layer_norm_row.hpp"
 #include "parallel.hpp"

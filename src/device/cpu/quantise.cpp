@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "voltapile/base/philox.hpp"
+#include "voltapile/device/shapes.hpp"
 
-#include "../shapes.hpp"
 #include "kernels.hpp"
 #include "parallel.hpp"
 
@@ -18,8 +18,8 @@ constexpr uint32_t kInfinity = 0x7f800000u;
 // In double, then rounded: a product alone, which the compiler must not fuse with what follows.
 float product(float a, float b) { return static_cast<float>(static_cast<double>(a) * b); }
 
-// Writes the codes of n <= kQuantiseBlock numbers; returns their scale. `draw(i)` gives four words
-// for elements i to i + 3.
+// Writes the codes of n <= kQuantiseBlock numbers; returns their scale. `draw(i)` gives the
+// words for elements i to i + 7.
 template <class Draw>
 float quantise_block(const float* x, int64_t n, Draw&& draw, int8_t* codes) {
   uint32_t most = 0;  // bits of magnitudes have the magnitudes' order, NaN above all
@@ -36,11 +36,12 @@ float quantise_block(const float* x, int64_t n, Draw&& draw, int8_t* codes) {
       codes[i] =
           static_cast<int8_t>(std::clamp(std::nearbyint(product(x[i], inverse)), -127.0f, 127.0f));
   } else {
-    for (int64_t i = 0; i < n; i += 4) {
+    for (int64_t i = 0; i < n; i += 8) {
       const std::array<uint32_t, 4> words = draw(i);
-      for (int64_t j = i; j < std::min(i + 4, n); ++j) {
+      for (int64_t j = i; j < std::min(i + 8, n); ++j) {
         const float wanted = product(x[j], inverse), below = std::floor(wanted);
-        const float up = uniform01(words[static_cast<size_t>(j - i)]) < wanted - below ? 1 : 0;
+        const uint32_t half = words[static_cast<size_t>((j - i) / 2)] >> 16 * (j % 2) & 0xffffu;
+        const float up = static_cast<float>(half) + 0.5f < (wanted - below) * 65536.0f ? 1 : 0;
         codes[j] = static_cast<int8_t>(std::clamp(below + up, -127.0f, 127.0f));
       }
     }
@@ -63,7 +64,7 @@ void quantise_all(ThreadPool& pool, const T* x, const Rounding& rounding, int8_t
                             numbers, count,
                             [&](int64_t i) {
                               return random_words(*rounding.seed, Purpose::quantise, rounding.item,
-                                                  (first + static_cast<uint64_t>(at + i)) / 4);
+                                                  (first + static_cast<uint64_t>(at + i)) / 8);
                             },
                             codes + at)
                       : quantise_block(numbers, count, nullptr, codes + at);

@@ -1,6 +1,6 @@
 #include "kernels.hpp"
 
-#include "../shapes.hpp"
+#include "voltapile/device/shapes.hpp"
 
 namespace voltapile::dry {
 namespace {

@@ -40,9 +40,10 @@ class DryKernels final : public Kernels {
   void residual_backward(TensorView dy, TensorView branch, TensorView bias, TensorView scale,
                          const DropPath& drop, TensorView dbranch, TensorView dbias,
                          TensorView dscale, Stream&) override;
-  void attention(TensorView qkv, TensorView lengths, TensorView out, TensorView lse, Stream&) override;
-  void attention_backward(TensorView dout, TensorView qkv, TensorView lengths, TensorView out, TensorView lse,
-                          TensorView dqkv, Stream&) override;
+  void attention(TensorView qkv, TensorView lengths, TensorView out, TensorView lse,
+                 Stream&) override;
+  void attention_backward(TensorView dout, TensorView qkv, TensorView lengths, TensorView out,
+                          TensorView lse, TensorView dqkv, Stream&) override;
   void qk_norm(TensorView qkv, TensorView gamma_q, TensorView beta_q, TensorView gamma_k,
                TensorView beta_k, double eps, TensorView out, TensorView stats, Stream&) override;
   void qk_norm_backward(TensorView dout, TensorView qkv, TensorView gamma_q, TensorView gamma_k,

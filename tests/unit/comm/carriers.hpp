@@ -1,5 +1,8 @@
 // Runs a test's body on ranks whose tensors travel by a given carrier: the same tests hold for all.
 #pragma once
+#include <exception>
+#include <latch>
+
 #include "lane.hpp"
 #include "ranks.hpp"
 
@@ -15,13 +18,34 @@ inline std::string name_of_ranks(const ::testing::TestParamInfo<Ranks>& info) {
   return format("{}_{}", names[static_cast<int>(info.param.carrier)], info.param.count);
 }
 
-// Every process of a job must come here. The body gets the world and the device of one rank.
+// Every process of a job must come here. The body gets the world and the device of one rank. Ranks
+// that are threads give back their memory together: the driver does it when the GPU is idle, which
+// it is not while one of them waits for another.
 template <class Body>
 void on_ranks(const Ranks& ranks, Body body) {
+  std::latch over(under_mpirun() ? 1 : ranks.count);
   on_ranks(ranks.count, [&](std::unique_ptr<Communicator> host) {
-    const std::shared_ptr<Device> device = device_for(ranks.carrier, host->rank());
-    const auto world = carried(std::move(host), *device, ranks.carrier);
-    body(*world, device);
+    std::shared_ptr<Device> device;
+    std::unique_ptr<Communicator> world;
+    std::exception_ptr failure;
+    try {
+      device = device_for(ranks.carrier, host->rank());
+      world = carried(std::move(host), *device, ranks.carrier);
+      body(*world, device);
+    } catch (const std::exception& error) {
+      failure = std::current_exception();
+      if (world != nullptr) world->abort(error.what());
+      host.reset();
+    }
+    if (device != nullptr) {
+      if (failure) device->fail("this rank has failed");
+      device->wait_until_idle();
+    }
+    over.arrive_and_wait();
+    TestLane::left_over().clear();
+    world.reset();
+    device.reset();
+    if (failure) std::rethrow_exception(failure);
   });
 }
 

@@ -292,7 +292,7 @@ TEST_P(OnRanks, CommunicatorMayGoBeforeItsWork) {
 // Long enough for several blocks in flight.
 TEST_P(OnRanks, LongTensorsGoInBlocks) {
   on_ranks(GetParam(), [&](Communicator& world, const auto& device) {
-    TestLane lane(device);
+    TestLane lane(device, Lane::compute, size_t{64} << 20);
     const int ranks = world.size();
     const int64_t size = 1'500'007 * ranks;
     Block sum(DType::i32, size), whole(DType::i32, size);

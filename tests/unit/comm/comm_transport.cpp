@@ -44,7 +44,7 @@ TEST_P(OnGpus, TensorsLongerThanAPieceArriveWhole) {
   on_ranks(GetParam(), [](Communicator& world, const auto& device) {
     const int rank = world.rank(), other = 1 - rank;
     const int64_t size = 2 * 4'500'001;  // 36 MB
-    TestLane lane(device);
+    TestLane lane(device, Lane::compute, size_t{192} << 20);
     const Block sum = numbers(size, rank + 1);
     world.all_reduce(lane(sum), Reduction::sum, lane);
     lane.wait();
@@ -213,7 +213,7 @@ TEST_P(OverNccl, TwoRunsGiveTheSameBits) {
   std::vector<Block> results;
   for (int run = 0; run < 2; ++run) {
     on_ranks(GetParam(), [&](Communicator& world, const auto& device) {
-      TestLane lane(device);
+      TestLane lane(device, Lane::compute, size_t{32} << 20);
       for (int64_t size : {1000, 300'000, 8'000'000}) {
         Block block = filled(DType::f16, size, static_cast<uint64_t>(world.rank()));
         world.all_reduce(lane(block), Reduction::sum, lane);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "voltapile/comm/transport.hpp"
 
@@ -18,11 +19,26 @@ namespace voltapile::testing {
 class TestLane {
  public:
   TestLane() : TestLane(make_cpu_device(1)) {}
-  // Several lanes of one device.
-  explicit TestLane(std::shared_ptr<Device> device, Lane lane = Lane::compute)
+  // Several lanes of one device. `most_bytes` is for all tensors between two waits.
+  explicit TestLane(std::shared_ptr<Device> device, Lane lane = Lane::compute,
+                    size_t most_bytes = size_t{16} << 20)
       : device_(std::move(device)),
         stream_(device_->stream(lane)),
-        copies_(device_->describe().starts_with("cuda")) {}
+        copies_(device_->describe().starts_with("cuda")),
+        most_bytes_(most_bytes) {}
+  TestLane(TestLane&&) = default;
+  // Declare it after the tensors: it may be left by an exception, with work under way.
+  ~TestLane() {
+    if (device_ != nullptr) device_->wait_until_idle();
+    for (Buffer* buffer : {&memory_, &pinned_})
+      if (buffer->data() != nullptr) left_over().push_back(std::move(*buffer));
+  }
+  // Memory of this thread's lanes that have gone. To give it back is to wait until the GPU is idle,
+  // which it is not while another rank of this process waits for this one.
+  static std::vector<Buffer>& left_over() {
+    static thread_local std::vector<Buffer> buffers;
+    return buffers;
+  }
   operator Stream&() { return stream_; }
 
   TensorView operator()(const Block& block) {
@@ -60,13 +76,13 @@ class TestLane {
     if (!copies_) return t.data;
     const auto [at, added] = copied_.try_emplace(t.data, Copy{used_, t.bytes()});
     if (added) {
-      constexpr size_t kMemoryBytes = size_t{192} << 20, kAlignment = 256;
+      constexpr size_t kAlignment = 256;
       if (memory_.bytes() == 0) {
-        memory_ = device_->allocate(kMemoryBytes, "test tensors");
-        pinned_ = device_->allocate_host(kMemoryBytes, "test tensors");
+        memory_ = device_->allocate(most_bytes_, "test tensors");
+        pinned_ = device_->allocate_host(most_bytes_, "test tensors");
       }
       used_ += (t.bytes() + kAlignment) / kAlignment * kAlignment;
-      VP_CHECK(used_ <= kMemoryBytes, "a test's tensors take {} bytes", used_);
+      VP_CHECK(used_ <= most_bytes_, "a test's tensors take {} bytes", used_);
       std::memcpy(pinned_.data() + at->second.at, t.data, t.bytes());
       device_->copy(memory_.data() + at->second.at, pinned_.data() + at->second.at, t.bytes(),
                     stream_);
@@ -77,6 +93,7 @@ class TestLane {
   std::shared_ptr<Device> device_;
   Stream& stream_;
   bool copies_;
+  size_t most_bytes_;
   Buffer memory_, pinned_;
   std::map<void*, Copy> copied_;
   size_t used_ = 0;

@@ -298,11 +298,10 @@ TEST(BadDeck, RulesBetweenTwoKeys) {
        "instead of \"gpipe\""},
       {14, "[precision]\ntype = \"bf16\"\nloss_scale = \"dynamic\"",
        "16:14: precision.loss_scale = \"dynamic\": \"dynamic\" is for type \"f16\"; leave it out, "
-       "or "
-       "give a number such as 1"},
+       "or give a number such as 1"},
       {14, "[parallel]\ntransport = \"nccl\"",
-       "15:13: parallel.transport = \"nccl\": \"nccl\" is for GPUs, and run.device is \"cpu\"; leave "
-       "it out, or set \"auto\""},
+       "15:13: parallel.transport = \"nccl\": \"nccl\" is for GPUs, and run.device is \"cpu\"; "
+       "leave it out, or set \"auto\""},
       {14, "[optimizer]\nmin_lr = 1.0\nlr = 0.1",
        "15:10: optimizer.min_lr = 1.0: at most optimizer.lr = 0.1"},
       {6, "dim = 66\nposition = \"sine2d\"\nqk_norm = true",

@@ -179,5 +179,16 @@ TEST_F(MetricsFiles, AFileThatCannotBeWrittenIsAnError) {
   EXPECT_THROW(Metrics(folder_, 0), Error);
 }
 
+TEST_F(MetricsFiles, CountsTheStepsThatWereSkippedInARowBeforeOne) {
+  EXPECT_EQ(skipped_before(folder_, 10), 0);
+  Metrics metrics(folder_, 0);
+  for (const int64_t step : {1, 2, 3, 4, 5, 6, 7})
+    metrics.add(TrainRecord{.step = step, .skipped = step != 3 && step != 7});
+  EXPECT_EQ(skipped_before(folder_, 2), 2);
+  EXPECT_EQ(skipped_before(folder_, 3), 0);
+  EXPECT_EQ(skipped_before(folder_, 6), 3);
+  EXPECT_EQ(skipped_before(folder_, 7), 0);
+}
+
 }  // namespace
 }  // namespace voltapile
