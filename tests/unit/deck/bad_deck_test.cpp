@@ -302,8 +302,7 @@ TEST(BadDeck, RulesBetweenTwoKeys) {
        "give a number such as 1"},
       {14, "[parallel]\ntransport = \"nccl\"",
        "15:13: parallel.transport = \"nccl\": \"nccl\" is for GPUs, and run.device is \"cpu\"; "
-       "leave "
-       "it out, or set \"auto\""},
+       "leave it out, or set \"auto\""},
       {14, "[optimizer]\nmin_lr = 1.0\nlr = 0.1",
        "15:10: optimizer.min_lr = 1.0: at most optimizer.lr = 0.1"},
       {6, "dim = 66\nposition = \"sine2d\"\nqk_norm = true",
