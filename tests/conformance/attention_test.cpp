@@ -109,12 +109,12 @@ class Attention : public Conformance {
   // As expect_near, with the root mean square of the sample, or of its part (q, k, v) where that is
   // larger: short samples have larger gradients than long ones, and padding, which must be zero,
   // has none. Half the tolerance holds for the error's root mean square, the tolerance for every
-  // element; in bf16 twice that: with probabilities of 8 bits the worst of a hundred thousand sums
+  // element; in 16 bits twice that: with rounded probabilities the worst of a hundred thousand sums
   // is there, on the CPU and in other fused attention too.
   void expect_close(const Values& got, const Values& wanted, const Extents& e,
                     const std::vector<int64_t>& lengths, const Rows& rows,
                     const std::string& what) {
-    const double worst = tolerance_of(type()) * (type() == DType::bf16 ? 2 : 1);
+    const double worst = tolerance_of(type()) * (bytes_of(type()) == 2 ? 2 : 1);
     for (int64_t b = 0; b < e.batch; ++b) {
       const int64_t length = lengths[static_cast<size_t>(b)];
       const auto count = static_cast<double>(length * e.heads * rows.width);
