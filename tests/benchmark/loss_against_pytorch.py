@@ -7,8 +7,8 @@ from a checkpoint of voltapile's after a step at learning rate 0), see the same 
 order (made here, written as IDX files) and use the learning rates that voltapile recorded. PyTorch
 trains timm's model under torch.autocast, with GradScaler for f16. A fifth of the labels are wrong,
 so that the loss stays well above zero. The learning rate is low enough that rounding does not grow
-into another course within the 200 steps; f32 shows how far two programs part by that alone. The last
-20 steps must agree within 1 % in the mean.
+into another course within the 200 steps; f32 shows how far two programs part by that alone. The
+last 20 steps must agree within 1 % in the mean.
 """
 
 import argparse
