@@ -38,9 +38,16 @@ fs::path next_fresh_folder(const Deck& deck) {
 constexpr std::chrono::seconds kLockPatience(10);
 constexpr std::chrono::milliseconds kLockPause(50);
 
-bool lock_soon(int descriptor) {
+bool lock_soon(int descriptor, const fs::path& file) {
   const auto end = std::chrono::steady_clock::now() + kLockPatience;
   while (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+    if (const int cause = errno; cause != EWOULDBLOCK && cause != EINTR) {
+      close(descriptor);
+      throw Error(ExitCode::bad_input,
+                  format("{}: this file system does not lock ({}), so nothing would keep two jobs "
+                         "apart; choose another folder with run.dir",
+                         file.string(), std::strerror(cause)));
+    }
     if (std::chrono::steady_clock::now() > end) return false;
     std::this_thread::sleep_for(kLockPause);
   }
@@ -54,7 +61,7 @@ int take_lock(const fs::path& path) {
     throw Error(ExitCode::bad_input, format("{}: {}; choose another folder with run.dir",
                                             file.string(), std::strerror(errno)));
   }
-  if (!lock_soon(descriptor)) {
+  if (!lock_soon(descriptor, file)) {
     std::array<char, 256> holder{};
     const ssize_t got = read(descriptor, holder.data(), holder.size() - 1);
     close(descriptor);
