@@ -76,6 +76,8 @@ fs::path save_checkpoint(const fs::path& checkpoints, Communicator& world, const
       publish_step(checkpoints, state.step);
       prune(checkpoints, keep_last);
     });
+  } catch (const PeerFailure&) {
+    throw;  // others may still write there
   } catch (const Error& error) {
     // Every rank has given up by now, so nobody writes there any more.
     std::error_code ignored;

@@ -209,6 +209,19 @@ TEST(Checkpoint, OneRanksFaultEndsAllRanksAndLeavesThePreviousOne) {
   EXPECT_EQ(sample::load_wrong(*latest_checkpoint(folder.path()), mesh, 1, 1), 0);
 }
 
+TEST(Checkpoint, ALostRankIsNoFaultOfTheCheckpoint) {
+  const sample::Folder folder;
+  const auto model = sample::model();
+  spawn_ranks(2, [&](std::unique_ptr<Communicator> world) {
+    if (world->rank() == 1) return world->abort("rank 1 ran out of memory");
+    const sample::Part part = sample::part_of(model, {1, 1, 1}, 0, 1);
+    sample::fill(part, 1);
+    EXPECT_THROW(save_checkpoint(folder.path(), *world, sample::state_at(1), model, part.owner,
+                                 part.pieces, 1),
+                 PeerFailure);
+  });
+}
+
 TEST(Checkpoint, PiecesThatDoNotCoverTheModelOnceAreRefused) {
   const sample::Folder folder;
   const auto model = sample::model();
