@@ -66,7 +66,9 @@ fs::path save_checkpoint(const fs::path& checkpoints, Communicator& world, const
     });
     writing = true;
     const std::vector<std::string> answers = together(world, [&] {
-      return to_text(write_shard(partial, world.rank(), state.step, owner, pieces));
+      // A job that fails meanwhile is not to wait for all of this.
+      return to_text(write_shard(partial, world.rank(), state.step, owner, pieces,
+                                 [&] { world.poll_error(); }));
     });
     on_first([&] {
       std::vector<ShardReport> reports;

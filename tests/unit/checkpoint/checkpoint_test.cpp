@@ -14,6 +14,7 @@
 
 #include "folder.hpp"
 #include "sample.hpp"
+#include "shard.hpp"
 
 namespace voltapile {
 namespace {
@@ -220,6 +221,19 @@ TEST(Checkpoint, ALostRankIsNoFaultOfTheCheckpoint) {
                                  part.pieces, 1),
                  PeerFailure);
   });
+}
+
+TEST(Checkpoint, AShardIsGivenUpBetweenItsTensors) {
+  const sample::Folder folder;
+  const auto model = sample::model();
+  const sample::Part part = sample::part_of(model, {1, 1, 1}, 0, 1);
+  sample::fill(part, 1);
+  int asked = 0;
+  const auto third_time = [&] {
+    if (++asked == 3) throw PeerFailure("another rank is lost");
+  };
+  EXPECT_THROW(write_shard(folder.path(), 0, 1, part.owner, part.pieces, third_time), PeerFailure);
+  EXPECT_EQ(asked, 3);
 }
 
 TEST(Checkpoint, PiecesThatDoNotCoverTheModelOnceAreRefused) {
