@@ -7,6 +7,7 @@
 #include <cstring>
 #include <optional>
 #include <set>
+#include <tuple>
 
 #include <nlohmann/json.hpp>
 
@@ -84,7 +85,7 @@ class HeaderParser {
       if (event == json::parse_event_t::key) {
         const std::string name = value.get<std::string>();
         if (!names[static_cast<size_t>(depth - 1)].insert(name).second)
-          refuse(format("its header has {} twice", show_name(name)));
+          refuse(format("its header has two values for {}", show_name(name)));
       }
       return true;
     };
@@ -203,6 +204,11 @@ std::string header_bytes(const Layout& layout) {
 
 std::string show_name(const std::string& name) {
   constexpr size_t kLongest = 120;
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+  if (!name.empty() && name.size() <= kLongest &&
+      name.find_first_not_of(kPlain) == std::string::npos)
+    return name;
   const auto replace = json::error_handler_t::replace;
   const std::string shown = json(name.substr(0, kLongest)).dump(-1, ' ', true, replace);
   return name.size() > kLongest ? shown + "..." : shown;

@@ -40,7 +40,7 @@ Layout parse_header(std::string_view json, int64_t data_bytes, const std::string
 // tensors must follow each other.
 std::string header_bytes(const Layout& layout);
 
-// A name from a file: quoted, printable, shortened.
+// A name from a file for a message: quoted unless it is plain, printable, shortened.
 std::string show_name(const std::string& name);
 
 // F64, F32, F16 or BF16: what weights may be.
