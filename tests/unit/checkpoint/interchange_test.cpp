@@ -195,6 +195,55 @@ TEST_F(Interchange, PositionsAreResizedAndTheClassTokensRowStays) {
   EXPECT_TRUE(std::equal(want.begin(), want.end(), after.begin() + dim, after.end()));
 }
 
+TEST_F(Interchange, WhatTheFileDoesNotAddToTheClassTokenIsZero) {
+  const Deck deck = small_deck(Pool::token);
+  Tensors tensors = tensors_for(deck);
+  auto& table = tensors.at("pos_embed");  // timm's no_embed_class
+  table.shape.set(1, 16);
+  table.values.resize(16 * 32);
+  write_file(file(), tensors);
+  std::vector<float> want(32, 0.0f);
+  want.insert(want.end(), table.values.begin(), table.values.end());
+  EXPECT_EQ(weights_of(import(deck).checkpoint).at("pos_embed"), want);
+}
+
+TEST_F(Interchange, AFixedTableNeedNotBeInTheFile) {
+  Deck deck = small_deck(Pool::mean);
+  Tensors tensors = tensors_for(deck);
+  tensors.erase("pos_embed");
+  write_file(file(), tensors);
+  EXPECT_TRUE(has(refusal(deck), "pos_embed: missing"));
+  deck.model.position = Position::sine2d;
+  const auto table = weights_of(import(deck).checkpoint).at("pos_embed");
+  EXPECT_EQ(table[0], 0.0f);             // sin(0)
+  EXPECT_EQ(table[8], 1.0f);             // cos(0)
+  EXPECT_EQ(table[32], std::sin(1.0f));  // the second patch of the first row
+}
+
+TEST_F(Interchange, AWeightBeyondF16IsRefusedAndLeavesNoFile) {
+  const Deck deck = small_deck(Pool::mean);
+  Tensors tensors = tensors_for(deck);
+  float& weight = tensors.at("head.bias").values[3];
+  const fs::path out = path() / "b.safetensors";
+  weight = -65519;  // rounds to -65504
+  write_file(file(), tensors);
+  EXPECT_NO_THROW(export_weights(import(deck, "a").checkpoint, out, DType::f16));
+  fs::remove(out);
+  weight = -65520;
+  write_file(file(), tensors);
+  const fs::path checkpoint = import(deck, "b").checkpoint;
+  try {
+    export_weights(checkpoint, out, DType::f16);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::bad_input);
+    EXPECT_TRUE(has(error.what(), "head.bias"));
+  }
+  EXPECT_FALSE(fs::exists(out));
+  EXPECT_FALSE(fs::exists(path() / "b.safetensors.partial"));
+  EXPECT_NO_THROW(export_weights(checkpoint, out, DType::bf16));
+}
+
 TEST_F(Interchange, TheGridOfAnExportIsNotGuessed) {
   Deck deck = small_deck(Pool::mean);
   deck.model.image = {8, 32};  // 2 x 8: as many as 4 x 4
