@@ -30,10 +30,10 @@ ExitCode export_file(const std::string& folder, const std::string& file, DType t
 }
 
 ExitCode import_file(const std::string& file, const Deck& deck, bool fresh) {
-  const ImportedRun run = import_run(file, make_plan(deck).deck, fresh);
-  for (const std::string& note : run.weights.notes) std::cout << note << "\n";
+  const Imported imported = import_run(file, make_plan(deck).deck, fresh);
+  for (const std::string& note : imported.notes) std::cout << note << "\n";
   std::cout << format("{}: step 0 of a run; `train` with the same deck continues it\n",
-                      run.weights.checkpoint.string());
+                      imported.checkpoint.string());
   return ExitCode::done;
 }
 

@@ -33,7 +33,7 @@ class Fitter {
     for (const Layer& layer : architecture_.layers)
       for (const Parameter& parameter : layer.parameters)
         fit_.sources.push_back({&parameter, find_parts(parameter), std::nullopt});
-    // What these two need depends on the others' being there.
+    // The position embedding and the head may differ from the deck's; nothing else may.
     for (Source& source : fit_.sources) {
       if (source.parameter->name == "pos_embed") fit_position(source);
       else if (!source.parameter->name.starts_with("head.")) check_present(source);

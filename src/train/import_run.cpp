@@ -3,25 +3,26 @@
 #include <memory>
 
 #include "voltapile/base/error.hpp"
+#include "voltapile/checkpoint/checkpoint.hpp"
 #include "voltapile/train/run_folder.hpp"
 
 namespace voltapile {
 
-ImportedRun import_run(const std::filesystem::path& file, const Deck& deck, bool fresh) {
+Imported import_run(const std::filesystem::path& file, const Deck& deck, bool fresh) {
   std::unique_ptr<RunFolder> folder;
-  const Imported imported = import_weights(file, deck, [&] {
+  return import_weights(file, deck, [&] {
     folder = std::make_unique<RunFolder>(deck, fresh);
-    for (const char* result : {"checkpoints", "metrics.jsonl"}) {
-      if (!std::filesystem::exists(folder->path() / result)) continue;
+    // Not the checkpoints folder: a save that failed leaves an empty one.
+    if (latest_checkpoint(folder->checkpoints()) ||
+        std::filesystem::exists(folder->path() / "metrics.jsonl")) {
       throw Error(ExitCode::bad_input,
-                  format("{} is a run already (it has {}): take --fresh, or another run.name",
-                         folder->path().string(), result));
+                  format("{} is a run that has begun: take --fresh, or another run.name",
+                         folder->path().string()));
     }
     // Before the checkpoint: a run with a checkpoint has its deck.
     folder->write_deck_file(deck);
     return folder->checkpoints();
   });
-  return {imported, folder->path()};
 }
 
 }  // namespace voltapile

@@ -7,13 +7,9 @@
 
 namespace voltapile {
 
-struct ImportedRun {
-  Imported weights;
-  std::filesystem::path folder;
-};
 // import_weights into the run folder of `deck` (fresh: into the next free <name>.N), which `train`
 // then continues. The folder is touched only once the file is known to fit. Error(bad_input) when
 // the run has results already, or RunFolder's; and import_weights' errors.
-ImportedRun import_run(const std::filesystem::path& file, const Deck& deck, bool fresh);
+Imported import_run(const std::filesystem::path& file, const Deck& deck, bool fresh);
 
 }  // namespace voltapile
