@@ -27,13 +27,15 @@
 #include "voltapile/train/stop_request.hpp"
 #include "voltapile/train/trainer.hpp"
 
+#include "checkpoint_commands.hpp"
+
 namespace voltapile {
 namespace {
 
 namespace fs = std::filesystem;
 
 struct Arguments {
-  std::string program, deck, folder, checkpoint;
+  std::string program, deck, folder, checkpoint, other, weights;
   std::vector<std::string> overrides;
   bool fresh = false;
   SubmitOptions submit;
@@ -41,6 +43,8 @@ struct Arguments {
   double began = 0;
   BenchOptions bench;
   std::string hardware_file;
+  DType export_type = DType::f32;
+  Compared compared = Compared::weights;
 };
 
 constexpr const char* kExamples = R"(
@@ -111,25 +115,6 @@ ExitCode show_submission(Arguments arguments) {
   for (const std::string& note : submission.notes) std::cout << "# " << note << "\n";
   std::cout << submission.line() << std::endl;
   if (arguments.go) submit(submission);
-  return ExitCode::done;
-}
-
-// A step folder as it is; a run folder or a folder of checkpoints stands for its latest.
-fs::path resolve_checkpoint(const fs::path& named) {
-  if (const auto latest = latest_checkpoint(named / "checkpoints")) return *latest;
-  if (const auto latest = latest_checkpoint(named)) return *latest;
-  return named;
-}
-
-ExitCode verify(const Arguments& arguments) {
-  const fs::path folder = resolve_checkpoint(arguments.folder);
-  const Verification found = verify_checkpoint(folder);
-  if (!found.faults.empty()) {
-    throw Error(ExitCode::bad_data,
-                format("{} is damaged:\n  {}", folder.string(), join(found.faults, "\n  ")));
-  }
-  std::cout << format("{}: good. {} tensors in {} shards, {}.\n", folder.string(), found.tensors,
-                      found.shards, show_bytes(static_cast<double>(found.bytes)));
   return ExitCode::done;
 }
 
@@ -274,6 +259,12 @@ void add_submit_options(CLI::App& command, Arguments& arguments) {
                      "repeated");
 }
 
+void add_type_option(CLI::App& command, DType& type) {
+  command.add_option("--type", type, "f16, bf16 or f32; default: f32")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, DType>{
+          {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}}));
+}
+
 int run(int argc, char** argv) {
   CLI::App app(
       "voltapile trains Vision Transformers too large for the GPUs at hand: pipeline x data x "
@@ -306,18 +297,35 @@ int run(int argc, char** argv) {
   CLI::App* submit = with_deck(app.add_subcommand(
       "submit", "print the line that hands the run to this cluster's queue, or run it (--go)"));
   add_submit_options(*submit, arguments);
-  CLI::App* check =
-      app.add_subcommand("verify", "prove that a checkpoint is whole, or say what is wrong");
-  check->add_option("folder", arguments.folder, "a step folder, or a run folder (its latest)")
-      ->required();
+  const auto with_checkpoint = [](CLI::App* command, const char* name, std::string& folder) {
+    command->add_option(name, folder, "a step folder, or a run folder (its latest)")->required();
+    return command;
+  };
+  with_checkpoint(
+      app.add_subcommand("verify", "prove that a checkpoint is whole, or say what is wrong"),
+      "folder", arguments.folder);
+  CLI::App* save = with_checkpoint(
+      app.add_subcommand("export", "write a checkpoint's weights as a safetensors file"), "folder",
+      arguments.folder);
+  save->add_option("file", arguments.weights, "the file to write")->required();
+  add_type_option(*save, arguments.export_type);
+  CLI::App* import = app.add_subcommand(
+      "import", "start a run from the weights of a safetensors file (timm's or HuggingFace's ViT)");
+  import->add_option("file", arguments.weights, "the file to read")->required();
+  with_deck(import)->add_flag("--fresh", arguments.fresh, "in a new numbered folder");
+  CLI::App* diff = with_checkpoint(
+      app.add_subcommand("diff", "compare two checkpoints; exit code 0 when equal, else 4"), "A",
+      arguments.folder);
+  with_checkpoint(diff, "B", arguments.other);
+  diff->add_flag_callback(
+      "--moments", [&] { arguments.compared = Compared::weights_and_moments; },
+      "the optimizer's moments as well as the weights");
   CLI::App* bench = app.add_subcommand(
       "bench", "measure this machine, every kernel and a training step (may be under mpirun)");
   bench->add_option("--device", arguments.bench.device, "cpu or cuda; default: cpu")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, DeviceKind>{{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}}));
-  bench->add_option("--type", arguments.bench.type, "f16, bf16 or f32; default: f32")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, DType>{
-          {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}}));
+  add_type_option(*bench, arguments.bench.type);
   bench
       ->add_option("--only", arguments.bench.only,
                    "names of kernels, with commas between: no others")
@@ -345,7 +353,14 @@ int run(int argc, char** argv) {
     if (ranks->parsed()) return as_int(show_ranks(arguments));
     if (status->parsed()) return as_int(show_status(arguments));
     if (submit->parsed()) return as_int(show_submission(arguments));
-    return as_int(verify(arguments));
+    if (save->parsed())
+      return as_int(export_file(arguments.folder, arguments.weights, arguments.export_type));
+    if (import->parsed())
+      return as_int(import_file(arguments.weights, load_deck(arguments.deck, arguments.overrides),
+                                arguments.fresh));
+    if (diff->parsed())
+      return as_int(show_difference(arguments.folder, arguments.other, arguments.compared));
+    return as_int(verify(arguments.folder));
   } catch (const Error& error) {
     log::error(format("error: {}", error.what()));
     return as_int(error.code());

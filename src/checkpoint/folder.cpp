@@ -133,4 +133,10 @@ std::optional<fs::path> latest_checkpoint(const fs::path& checkpoints) {
                      latest.string(), folder.filename().string()));
 }
 
+fs::path resolve_checkpoint(const fs::path& named) {
+  if (const auto latest = latest_checkpoint(named / "checkpoints")) return *latest;
+  if (const auto latest = latest_checkpoint(named)) return *latest;
+  return named;
+}
+
 }  // namespace voltapile

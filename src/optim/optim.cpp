@@ -32,6 +32,11 @@ double learning_rate(const Deck::Optimizer& o, int64_t step, int64_t total) {
   return o.min_lr + (o.lr - o.min_lr) * left;
 }
 
+double first_loss_scale(const Deck::Precision& precision) {
+  if (precision.type != DType::f16) return 1;
+  return precision.loss_scale.value_or(precision.initial_loss_scale);
+}
+
 Range shard(const FlatLayout& layout, int zero, int dp, int dp_rank) {
   if (zero == 0) return {0, layout.elements};
   VP_CHECK(layout.elements % dp == 0, "{} elements over {} data ranks", layout.elements, dp);

@@ -23,9 +23,7 @@ constexpr int kSkipLimit = 50;
 void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
   StepState state;
   const Deck& deck = plan_.deck;
-  state.loss_scale = deck.precision.type != DType::f16 ? 1.0
-                     : deck.precision.loss_scale       ? *deck.precision.loss_scale
-                                                       : deck.precision.initial_loss_scale;
+  state.loss_scale = first_loss_scale(deck.precision);
   agree(control_, [&] {
     if (!checkpoint) return initialise(context_, host_threads(deck, control_));
     restore(context_, *checkpoint, Restore::everything);

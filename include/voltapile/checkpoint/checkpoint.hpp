@@ -44,6 +44,9 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints, 
 // The folder that `latest` names, if any. Leftover *.partial folders are not looked at.
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& checkpoints);
 
+// A step folder as it is; a run folder or a folder of checkpoints stands for its latest.
+std::filesystem::path resolve_checkpoint(const std::filesystem::path& named);
+
 RunState read_run_state(const std::filesystem::path& checkpoint);
 // Reads this rank's pieces out of the whole tensors, whatever mesh wrote them; m and v may be empty
 // (evaluation). Checks sizes and presence of every shard first. Error(bad_data) names the file or

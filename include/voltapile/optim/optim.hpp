@@ -14,6 +14,9 @@ namespace voltapile {
 // then constant, or cosine or linear decay to min_lr at `total`, and min_lr beyond.
 double learning_rate(const Deck::Optimizer& optimizer, int64_t step, int64_t total);
 
+// Of a run's first step.
+double first_loss_scale(const Deck::Precision& precision);
+
 // The part of a chunk's flat buffer that one data rank owns: everything with zero = 0, a dp-th with
 // zero = 1. layout.elements must be a multiple of dp.
 Range shard(const FlatLayout& layout, int zero, int dp, int dp_rank);

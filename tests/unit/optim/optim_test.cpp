@@ -167,5 +167,14 @@ TEST(ParameterName, FindsAnyParameterById) {
       EXPECT_EQ(parameter_name(a, static_cast<int32_t>(p.id)), p.name);
 }
 
+TEST(FirstLossScale, IsOneUnlessTheTypeIsF16) {
+  Deck::Precision precision{.type = DType::bf16, .initial_loss_scale = 1024};
+  EXPECT_EQ(first_loss_scale(precision), 1);
+  precision.type = DType::f16;
+  EXPECT_EQ(first_loss_scale(precision), 1024);
+  precision.loss_scale = 8;
+  EXPECT_EQ(first_loss_scale(precision), 8);
+}
+
 }  // namespace
 }  // namespace voltapile

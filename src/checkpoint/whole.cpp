@@ -1,0 +1,34 @@
+#include "whole.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace voltapile {
+
+WholeTensors::WholeTensors(const std::filesystem::path& checkpoint)
+    : index_(open_index(checkpoint)) {
+  for (const ShardEntry& shard : index_.shards) {
+    const std::string fault = size_fault(checkpoint, shard);
+    if (!fault.empty()) throw Error(ExitCode::bad_data, fault + "; use another checkpoint");
+  }
+  remark_ = allow_open_files(index_.shards.size());
+  for (const char* state : {"master", "m", "v"}) groups_.emplace(state, open_state(index_, state));
+}
+
+Shape WholeTensors::shape(const std::string& state, const std::string& name) const {
+  return group(state).open_dataset(name).shape();
+}
+
+std::vector<float> WholeTensors::read(const std::string& state, const std::string& name) const {
+  const h5::Dataset dataset = group(state).open_dataset(name);
+  std::vector<float> values(static_cast<size_t>(dataset.shape().elements()));
+  dataset.read(values.data(), DType::f32);
+  if (std::any_of(values.begin(), values.end(), [](float x) { return std::isnan(x); })) {
+    throw Error(ExitCode::bad_data,
+                format("{}: elements are missing (a shard does not hold them){}", dataset.where(),
+                       remark_));
+  }
+  return values;
+}
+
+}  // namespace voltapile
