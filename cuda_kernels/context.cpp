@@ -108,6 +108,14 @@ Gpu find_gpu(const CudaOptions& options) {
   return gpu;
 }
 
+// Before memory is freed, which must not throw: what a GPU that has failed held goes with the
+// process.
+void enter_to_free(const DriverContext& context) noexcept {
+  try {
+    context.enter();
+  } catch (const Error&) {}
+}
+
 }  // namespace
 
 void throw_cuda(cudaError_t code, const char* call) {
@@ -194,7 +202,7 @@ Buffer Memory::allocate(size_t bytes, std::string_view what) {
   state_->allocated += bytes;
   state_->by_name[std::string(what)] += bytes;
   return Buffer(data, bytes, [state = state_, bytes, what = std::string(what)](void* p) {
-    state->driver->enter();
+    enter_to_free(*state->driver);
     cudaFree(p);
     const std::lock_guard lock(state->mutex);
     state->allocated -= bytes;
@@ -223,7 +231,7 @@ Buffer Memory::allocate_host(size_t bytes, std::string_view what) {
     refuse(cudaGetErrorString(code));
   }
   return Buffer(data, bytes, [state = state_, rounded](void* p) {
-    state->driver->enter();
+    enter_to_free(*state->driver);
     cudaHostUnregister(p);
     munmap(p, rounded);
   });

@@ -89,7 +89,8 @@ class CudaDevice final : public Device {
     }
     if (context_.failed()) std::rethrow_exception(context_.failure());
     // Graphs, and code that was loaded at its first use, take memory of the driver's.
-    if (std::exchange(recorded_more_, false)) context_.memory().measure_overhead("recorded work");
+    if (std::exchange(driver_took_memory_, false))
+      context_.memory().measure_overhead("recorded work");
   }
   void copy(void* dst, const void* src, size_t bytes, Stream& stream) override {
     if (bytes > 0) VP_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, handle_of(stream)));
@@ -105,6 +106,7 @@ class CudaDevice final : public Device {
     if (!recorded.met) {
       enqueue();
       recorded.met = true;
+      driver_took_memory_ = true;
       return;
     }
     if (recorded.graph == nullptr) {
@@ -122,7 +124,7 @@ class CudaDevice final : public Device {
       VP_CUDA(cudaGraphInstantiate(&recorded.graph, graph, 0));
       VP_CUDA(cudaGraphDestroy(graph));
       VP_CUDA(cudaGraphUpload(recorded.graph, handle_of(stream)));
-      recorded_more_ = true;
+      driver_took_memory_ = true;
     }
     VP_CUDA(cudaGraphLaunch(recorded.graph, handle_of(stream)));
   }
@@ -155,7 +157,7 @@ class CudaDevice final : public Device {
   CudaKernels kernels_;
   std::array<std::unique_ptr<CudaStream>, kLaneCount> streams_;
   std::unordered_map<uint64_t, Recorded> recorded_;
-  bool recorded_more_ = false;
+  bool driver_took_memory_ = false;
   Recordings recordings_;
   GpuClock clock_;
 };

@@ -128,15 +128,6 @@ __device__ __forceinline__ float block_sum(float v, float* shared) {
   return total;
 }
 
-// gelu(x) = x * Phi(x), exact (erf), and its slope.
-__device__ __forceinline__ float gelu_value(float x) {
-  return 0.5f * x * erfcf(-0.70710678118654752f * x);
-}
-__device__ __forceinline__ float gelu_slope(float x) {
-  const float phi = 0.5f * erfcf(-0.70710678118654752f * x);
-  return phi + x * 0.39894228040143268f * expf(-0.5f * x * x);
-}
-
 inline unsigned blocks_for(int64_t work, int64_t per_block, int64_t most = int64_t{1} << 30) {
   return static_cast<unsigned>(std::clamp<int64_t>((work + per_block - 1) / per_block, 1, most));
 }

@@ -127,7 +127,9 @@ void CudaStream::run_on_host(std::function<void()> work) {
 bool CudaStream::host_work_done() const { return number_in(finished_) == started_; }
 
 void CudaStream::work() {
-  context_.enter();
+  try {
+    context_.enter();
+  } catch (...) { context_.fail(std::current_exception()); }
   std::unique_lock lock(host_mutex_);
   while (true) {
     arrived_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });

@@ -66,7 +66,9 @@ fs::path save_checkpoint(const fs::path& checkpoints, Communicator& world, const
     });
     writing = true;
     const std::vector<std::string> answers = together(world, [&] {
-      return to_text(write_shard(partial, world.rank(), state.step, owner, pieces));
+      // A job that fails meanwhile is not to wait for all of this.
+      return to_text(write_shard(partial, world.rank(), state.step, owner, pieces,
+                                 [&] { world.poll_error(); }));
     });
     on_first([&] {
       std::vector<ShardReport> reports;
@@ -76,6 +78,8 @@ fs::path save_checkpoint(const fs::path& checkpoints, Communicator& world, const
       publish_step(checkpoints, state.step);
       prune(checkpoints, keep_last);
     });
+  } catch (const PeerFailure&) {
+    throw;  // others may still write there
   } catch (const Error& error) {
     // Every rank has given up by now, so nobody writes there any more.
     std::error_code ignored;

@@ -40,7 +40,8 @@ std::span<const float> stored_values(const Piece& piece, const State& state, int
 }  // namespace
 
 ShardReport write_shard(const std::filesystem::path& folder, int rank, int64_t step,
-                        const PieceOwner& owner, const std::vector<Piece>& pieces) {
+                        const PieceOwner& owner, const std::vector<Piece>& pieces,
+                        const std::function<void()>& may_go_on) {
   ShardReport report;
   report.file = format("shard_{:05d}.h5", rank);
   report.owner = owner;
@@ -57,13 +58,16 @@ ShardReport write_shard(const std::filesystem::path& folder, int rank, int64_t s
     if (extent == 0) continue;
     report.pieces.push_back({piece.parameter->name, piece.begin, piece.begin + extent});
     for (const State& state : kStates) {
+      may_go_on();
       const auto values = stored_values(piece, state, extent);
       file.open_group(state.group)
           .create_dataset(piece.parameter->name, DType::f32, Shape{extent})
           .write(values.data(), DType::f32);
     }
   }
+  may_go_on();
   file.close();
+  may_go_on();
   const Digest digest = digest_file(path);
   report.bytes = digest.bytes;
   report.digest = digest.hex;

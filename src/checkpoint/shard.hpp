@@ -1,6 +1,7 @@
 // One rank's file, and what the others must know about it.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,9 +22,11 @@ struct ShardReport {
 };
 
 // Writes /master, /m and /v, one flat dataset a piece, and syncs the file. Error(failure) when a
-// write did not reach the file, or a value is NaN: NaN is what tells an absent element.
+// write did not reach the file, or a value is NaN: NaN is what tells an absent element. Calls
+// `may_go_on` now and then, which ends the writing by an exception.
 ShardReport write_shard(const std::filesystem::path& folder, int rank, int64_t step,
-                        const PieceOwner& owner, const std::vector<Piece>& pieces);
+                        const PieceOwner& owner, const std::vector<Piece>& pieces,
+                        const std::function<void()>& may_go_on);
 
 std::string to_text(const ShardReport& report);
 ShardReport shard_report(const std::string& text);

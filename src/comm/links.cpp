@@ -25,11 +25,14 @@ Links make_links(std::unique_ptr<Communicator> world, const Mesh& mesh,
   }
   const Coord here = mesh.coord(world->rank());
   world->place = mesh.rank_text(world->rank());
-  const auto split = [&](const std::string& name, auto seat_of) {
+  const auto split_on_host = [&](const std::string& name, auto seat_of) {
     auto part = world->split_by(seat_of);
-    if (part == nullptr) return part;
-    part->name = name;
-    return on_device(std::move(part), device, transport);
+    if (part != nullptr) part->name = name;
+    return part;
+  };
+  const auto split = [&](const std::string& name, auto seat_of) {
+    auto part = split_on_host(name, seat_of);
+    return part == nullptr ? nullptr : on_device(std::move(part), device, transport);
   };
   using Seat = Communicator::Seat;
 
@@ -48,7 +51,7 @@ Links make_links(std::unique_ptr<Communicator> world, const Mesh& mesh,
   links.data = split(format("dp(pp{} tp{})", here.pp, here.tp), along_data);
   const auto all = [](int rank) { return Seat{0, rank}; };
   links.norm = split("norm", all);
-  links.checkpoint = split("checkpoint", all);
+  links.checkpoint = split_on_host("checkpoint", all);
   for (const auto& edge : edges) {
     links.edges[edge] =
         split(text_of(edge) + format(" (dp{} tp{})", here.dp, here.tp), [mesh, edge](int rank) {

@@ -54,7 +54,6 @@ struct ChunkModel::Impl {
   std::optional<Embedding> embedding;
   std::vector<Block> blocks;
   std::optional<Head> head;
-  bool last_part_is_rebuilt = false;
 };
 
 ChunkModel::Impl::Impl(const ModelContext& model, const ChunkShape& chunk_shape)
@@ -142,9 +141,6 @@ void ChunkModel::Impl::rebuild(const Segment& part, const MicroStep& step,
 void ChunkModel::Impl::backward(Gradients part, const MicroStep& step, const ChunkMemory& memory) {
   const LayerMemory m = bind(memory);
   const bool rebuilds = shape.segment_layers != 0 && wants_input(part);
-  VP_CHECK(!rebuilds || last_part_is_rebuilt, "backward of layers {}:{} without recompute",
-           shape.first_layer, shape.end_layer);
-  last_part_is_rebuilt = false;
 
   // The gradient of the residual stream is updated in place from layer to layer.
   const TensorView dx =  // (R, C)
@@ -177,7 +173,6 @@ void ChunkModel::forward(const MicroStep& step, const ChunkMemory& memory) {
 void ChunkModel::recompute(const MicroStep& step, const ChunkMemory& memory) {
   VP_CHECK(impl_->shape.segment_layers != 0, "recompute of a chunk that keeps its saved tensors");
   impl_->rebuild(impl_->parts.back(), step, memory);
-  impl_->last_part_is_rebuilt = true;
 }
 
 void ChunkModel::backward(const MicroStep& step, const ChunkMemory& memory) {

@@ -86,6 +86,7 @@ void Engine::Impl::bind() {
   std::set<int> begun;
   std::set<Lane> used = {Lane::compute, Lane::dp};
   const OperandRules rules{.keep_input = true, .training = training};
+  const Instruction* rebuilt = nullptr;  // by the recompute just before on the compute lane
   for (const Instruction& instruction : phase.programs[pp]) {
     BoundInstruction bound{.instruction = instruction};
     for (const Operand& operand :
@@ -97,7 +98,13 @@ void Engine::Impl::bind() {
     const Op op = instruction.op;
     if (op == Op::backward || op == Op::backward_input) {
       bound.first_backward = begun.insert(instruction.chunk).second;
+      VP_CHECK(plan.chunks[static_cast<size_t>(instruction.chunk)].segment_layers == 0 ||
+                   (rebuilt != nullptr && rebuilt->chunk == instruction.chunk &&
+                    rebuilt->micro == instruction.micro),
+               "{} of chunk {}, micro {} without recompute", name_of(op), instruction.chunk,
+               instruction.micro);
     }
+    if (instruction.lane == Lane::compute) rebuilt = op == Op::recompute ? &instruction : nullptr;
     used.insert(instruction.lane);
     program.push_back(std::move(bound));
   }

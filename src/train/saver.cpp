@@ -28,6 +28,11 @@ void Saver::start(const RunState& run, int64_t keep_last) {
   });
 }
 
+double Saver::seconds() const {
+  if (!under_way()) return 0;
+  return ended_ ? saved_.seconds : now_seconds() - began_;
+}
+
 Saver::Saved Saver::finish() {
   VP_CHECK(under_way(), "no checkpoint is being written");
   thread_.join();

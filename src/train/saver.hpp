@@ -38,6 +38,8 @@ class Saver {
   const Saved* saved() const {
     return under_way() && ended_ && fault_ == nullptr ? &saved_ : nullptr;
   }
+  // How long the save under way has taken so far, or took; 0 without one.
+  double seconds() const;
   // Waits for the save under way. A fault is thrown by every rank alike, and the checkpoint before
   // it is whole.
   Saved finish();

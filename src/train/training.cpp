@@ -180,7 +180,8 @@ void Training::save() {
 bool Training::time_is_short() const {
   if (!plan_.deck.run.walltime_seconds) return false;
   constexpr double kLeastMarginSeconds = 1;
-  const double needed = 3 * longest_step_ + 2 * longest_save_ + kLeastMarginSeconds;
+  const double longest_save = std::max(longest_save_, saver_.seconds());
+  const double needed = 3 * longest_step_ + 2 * longest_save + kLeastMarginSeconds;
   return now_seconds() - options_.began + needed > *plan_.deck.run.walltime_seconds;
 }
 

@@ -63,6 +63,16 @@ TEST_F(GpuTraining, KernelsOfVoltaFollowToo) {
               0.02);
 }
 
+// Micro-batches take turns on the same memory, so that what is recorded of one serves another.
+TEST_F(GpuTraining, RecomputationChangesNoBit) {
+  for (const char* schedule : {"gpipe", "1f1b"}) {
+    const std::string order = format("parallel.schedule=\"{}\"", schedule);
+    const auto kept = run(format("{}_kept", schedule), {order});
+    const auto again = run(format("{}_again", schedule), {order, "memory.recompute=\"layers\""});
+    EXPECT_EQ(again.losses, kept.losses) << schedule;
+  }
+}
+
 TEST_F(GpuTraining, RanksThatShareAGpuAreStaged) {
   const auto one = run("one", {"run.steps=4"});
   const std::vector<std::string> mesh = {"parallel.pipeline=2", "parallel.tensor=2", "run.steps=4"};

@@ -83,9 +83,9 @@ class Communicator {
 };
 
 // The communicators of one rank, one per axis *and lane*, and one per directed pipeline edge. All
-// but `world`, which is for control and knows host memory only, take the device's memory.
+// take the device's memory but `world` and `checkpoint`, which know the host's only.
 struct Links {
-  std::unique_ptr<Communicator> world;
+  std::unique_ptr<Communicator> world;          // control
   std::unique_ptr<Communicator> tensor;         // compute lane: collectives inside layers
   std::unique_ptr<Communicator> tensor_reduce;  // dp lane: gradients of replicated parameters
   std::unique_ptr<Communicator> data;           // dp lane: reduce-scatter, all-gather

@@ -14,6 +14,7 @@
 
 #include "folder.hpp"
 #include "sample.hpp"
+#include "shard.hpp"
 
 namespace voltapile {
 namespace {
@@ -207,6 +208,32 @@ TEST(Checkpoint, OneRanksFaultEndsAllRanksAndLeavesThePreviousOne) {
   EXPECT_EQ(told, 4);
   EXPECT_EQ(entries(folder.path()), (std::set<std::string>{"step_00000001", "latest"}));
   EXPECT_EQ(sample::load_wrong(*latest_checkpoint(folder.path()), mesh, 1, 1), 0);
+}
+
+TEST(Checkpoint, ALostRankIsNoFaultOfTheCheckpoint) {
+  const sample::Folder folder;
+  const auto model = sample::model();
+  spawn_ranks(2, [&](std::unique_ptr<Communicator> world) {
+    if (world->rank() == 1) return world->abort("rank 1 ran out of memory");
+    const sample::Part part = sample::part_of(model, {1, 1, 1}, 0, 1);
+    sample::fill(part, 1);
+    EXPECT_THROW(save_checkpoint(folder.path(), *world, sample::state_at(1), model, part.owner,
+                                 part.pieces, 1),
+                 PeerFailure);
+  });
+}
+
+TEST(Checkpoint, AShardIsGivenUpBetweenItsTensors) {
+  const sample::Folder folder;
+  const auto model = sample::model();
+  const sample::Part part = sample::part_of(model, {1, 1, 1}, 0, 1);
+  sample::fill(part, 1);
+  int asked = 0;
+  const auto third_time = [&] {
+    if (++asked == 3) throw PeerFailure("another rank is lost");
+  };
+  EXPECT_THROW(write_shard(folder.path(), 0, 1, part.owner, part.pieces, third_time), PeerFailure);
+  EXPECT_EQ(asked, 3);
 }
 
 TEST(Checkpoint, PiecesThatDoNotCoverTheModelOnceAreRefused) {

@@ -80,8 +80,15 @@ TEST_F(Tuning, a_damaged_file_is_ignored_whole) {
   EXPECT_EQ(open().find("f16 7x8x8"), kOne) << "the damaged file was replaced";
 }
 
-TEST_F(Tuning, a_folder_that_is_not_there_is_an_error) {
-  TuningFile file(folder_ / "none" / "tuning.txt", "GPU 1", 1);
+TEST_F(Tuning, a_folder_that_is_not_there_is_made) {
+  const auto path = folder_ / "new" / "deep" / "tuning.txt";
+  TuningFile(path, "GPU 1", 1).keep("f16 8x8x8", kOne);
+  EXPECT_EQ(TuningFile(path, "GPU 1", 1).find("f16 8x8x8"), kOne);
+}
+
+TEST_F(Tuning, a_folder_that_cannot_be_made_is_an_error) {
+  std::ofstream(folder_ / "a_file") << "in the way";
+  TuningFile file(folder_ / "a_file" / "tuning.txt", "GPU 1", 1);
   try {
     file.keep("f16 8x8x8", kOne);
     FAIL();

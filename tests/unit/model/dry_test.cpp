@@ -63,6 +63,17 @@ class DryChunk {
   MicroStep step_;
 };
 
+// A recording of recompute that is replayed calls nothing on the host.
+TEST(DryModel, TakesABackwardWhoseRecomputeIsReplayed) {
+  const Architecture a = make_architecture(small_deck());
+  const Sizes sizes{.micro = 1, .working = DType::f32, .recompute = Recompute::layers};
+  DryChunk chunk(a, {0, static_cast<int>(a.layers.size()), 1, true}, sizes);
+  chunk.flops_of(&ChunkModel::recompute);
+  const double first = chunk.flops_of(&ChunkModel::backward);
+  EXPECT_GT(first, 0);
+  EXPECT_EQ(chunk.flops_of(&ChunkModel::backward), first);
+}
+
 TEST(DryModel, RunsAModelOf175BillionParametersWithoutMemory) {
   Deck deck = small_deck();
   deck.model.image = {224, 224};

@@ -107,15 +107,5 @@ TEST(WorkingType, GradientsOfSixteenBitTypesFollowSingle) {
   EXPECT_LT(largest_difference(a, half.gradients, single.gradients).value, 0.01);
 }
 
-TEST(ChunkModel, RefusesABackwardWithoutItsRecompute) {
-  const Architecture a = architecture(false);
-  const Sizes sizes{.micro = 1, .working = DType::f32, .recompute = Recompute::layers};
-  const auto solo = make_solo();
-  const auto device = make_cpu_device(1);
-  ChunkModel chunk({&a, &device->kernels(), &device->stream(Lane::compute), solo.get(), sizes},
-                   {1, 3, 1});
-  EXPECT_THROW(chunk.backward({}, {}), Error);
-}
-
 }  // namespace
 }  // namespace voltapile::test
