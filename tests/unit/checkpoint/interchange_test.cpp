@@ -125,6 +125,13 @@ TEST_F(Interchange, WeightsOfTimmsNamesComeBackBitForBit) {
   }
 }
 
+TEST_F(Interchange, HuggingFacesQueryKeyAndValueFollowEachOther) {
+  const std::string attention = "vit.encoder.layer.11.attention.attention.";
+  EXPECT_EQ(names_in_file({Naming::huggingface, "vit."}, "blocks.11.attn.qkv.bias"),
+            (std::vector<std::string>{attention + "query.bias", attention + "key.bias",
+                                      attention + "value.bias"}));
+}
+
 TEST_F(Interchange, HuggingFacesNamesAreTheSameWeights) {
   const Deck deck = small_deck(Pool::token);
   const Tensors timm = tensors_for(deck);

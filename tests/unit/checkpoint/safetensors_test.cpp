@@ -83,6 +83,7 @@ TEST(Safetensors, BadHeadersAreRefusedWithTheirFault) {
       {with("\"F32\"", "4"), "its dtype is no text"},
       {with("[2]", "2"), "its shape is no list"},
       {with("[2]", "[1,1,1,1,1,1,2]"), "its shape is no list"},
+      {with("[2]", "[[2]]"), "nested too deeply"},
       {with("[2]", "[-2]"), "no natural number"},
       {with("[2]", "[2.0]"), "no natural number"},
       {with("[2]", "[99999999999999999999]"), "no natural number"},
