@@ -47,23 +47,32 @@ template <class T>
 void sums_of_row(const T* logits, int64_t n, const Row& row, Acc<T> max, Acc<T>* sums) {
   using A = Acc<T>;
   const A base = static_cast<A>(row.base()), weight = static_cast<A>(row.weight());
-  A exponentials = 0, total = 0, target = 0;
-#pragma omp simd reduction(+ : exponentials, total)
-  for (int64_t c = 0; c < n; ++c) {
-    const A x = convert<T, A>(logits[c]) - max;
-    exponentials += exp_of(x);
-    total += x;
-  }
-  if (row.soft()) {
-#pragma omp simd reduction(+ : target)
-    for (int64_t c = 0; c < n; ++c)
-      target += static_cast<A>(row.soft()[c]) * (convert<T, A>(logits[c]) - max);
+  // Runs of classes are summed in A, and the runs in double: one long sum in f32 would lose digits.
+  constexpr int64_t kRun = 256;
+  double exponentials = 0, total = 0, soft = 0;
+  for (int64_t begin = 0; begin < n; begin += kRun) {
+    const int64_t end = std::min(begin + kRun, n);
+    A run_exponentials = 0, run_total = 0, run_soft = 0;
+#pragma omp simd reduction(+ : run_exponentials, run_total)
+    for (int64_t c = begin; c < end; ++c) {
+      const A x = convert<T, A>(logits[c]) - max;
+      run_exponentials += exp_of(x);
+      run_total += x;
+    }
+    if (row.soft()) {
+#pragma omp simd reduction(+ : run_soft)
+      for (int64_t c = begin; c < end; ++c)
+        run_soft += static_cast<A>(row.soft()[c]) * (convert<T, A>(logits[c]) - max);
+    }
+    exponentials += run_exponentials;
+    total += run_total;
+    soft += run_soft;
   }
   const bool here = 0 <= row.label() && row.label() < n;
   const A at_label = here ? convert<T, A>(logits[row.label()]) - max : A(0);
-  if (!row.soft()) target = at_label;
-  sums[0] = exponentials;
-  sums[1] = weight * target + (base != 0 ? base * total : A(0));
+  const A target = row.soft() ? static_cast<A>(soft) : at_label;
+  sums[0] = static_cast<A>(exponentials);
+  sums[1] = weight * target + (base != 0 ? base * static_cast<A>(total) : A(0));
   sums[2] = at_label;
 }
 
