@@ -117,6 +117,12 @@ def kill_everything(process):
     wait_until_gone(ranks)
 
 
+def fill_disk(disk):
+    with open(disk / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
+        while True:
+            filler.write(bytes(4096))
+
+
 def wait_until_gone(processes):
     """Ends what is left of them, so that the run's lock is free."""
     for process in processes:

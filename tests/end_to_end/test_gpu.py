@@ -8,7 +8,16 @@ import time
 
 import pytest
 
-from conftest import DECK, BINARY, is_running, kill_everything, losses, metrics, rank_processes
+from conftest import (
+    BINARY,
+    DECK,
+    fill_disk,
+    is_running,
+    kill_everything,
+    losses,
+    metrics,
+    rank_processes,
+)
 
 CUDA = ["--set", "run.device=cuda", "--set", "parallel.data=1", "--set", "run.steps=30"]
 MESHES = {
@@ -122,9 +131,7 @@ def test_a_rank_that_fails_ends_the_whole_job_and_names_itself(program, mesh):
     process = program.start("train", program.deck(), *asked, ranks=2)
     try:
         wait_for_step(disk / "small", 20, process)
-        with open(disk / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
-            while True:
-                filler.write(bytes(4096))
+        fill_disk(disk)
         out, _ = process.communicate(timeout=30)
         assert process.returncode == 5, out
         assert "rank 0 (pp0 dp0 tp0) on " in out and "metrics" in out, out

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
-from conftest import DECK, FULL, kill_everything, losses, rank_processes, wait_until_gone
+from conftest import DECK, FULL, fill_disk, kill_everything, losses, rank_processes, wait_until_gone
 
 STEPS = 400
 LONG = DECK.replace("steps = 12", f"steps = {STEPS}").replace("every_steps = 4", "every_steps = 25")
@@ -184,9 +184,7 @@ def test_a_failing_rank_ends_the_job_and_names_itself(program):
         changes = [part for text in overrides for part in ("--set", text)]
         process = program.start("train", deck, *changes, ranks=4)
         assert wait_for_step(disk / "small", 5, process)
-        with open(disk / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
-            while True:
-                filler.write(bytes(4096))
+        fill_disk(disk)
         out, _ = process.communicate(timeout=120)
         assert process.returncode == 5, out
         assert "rank 0 (pp0 dp0 tp0) on " in out and "metrics" in out, out
