@@ -123,16 +123,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T>
-bool wide_aligned(const T* address) {
-  return reinterpret_cast<uintptr_t>(address) % 16 == 0;
-}
-
 template <Activation kWhat, class T>
 void activate(const T* pre, T* out, int64_t n, cudaStream_t stream) {
   if (n == 0) return;
   constexpr int kPacks = 4;
-  const bool wide = wide_aligned(pre) && wide_aligned(out);
+  const bool wide = aligned<kWide<T>>(pre) && aligned<kWide<T>>(out);
   const int64_t packs = wide ? n / kWide<T> : n;
   const unsigned blocks = blocks_for(packs, kThreads * kPacks);
   if (wide)
@@ -307,7 +302,7 @@ void CudaKernels::linear_backward_weight(TensorView dy, TensorView x, TensorView
                             reinterpret_cast<float*>(context_.scratch(stream)),
                             products_->tickets(stream), as<float>(db), handle_of(stream));
     };
-    if (dy.columns() % kWide<T> == 0 && wide_aligned(as<const T>(dy)))
+    if (dy.columns() % kWide<T> == 0 && aligned<kWide<T>>(as<const T>(dy)))
       add(std::integral_constant<int, kWide<T>>{});
     else add(std::integral_constant<int, 1>{});
   });
