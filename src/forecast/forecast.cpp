@@ -64,10 +64,6 @@ double activation_bytes_without_recompute(const Plan& plan) {
   return activation_bytes(make_plan(deck));
 }
 
-std::string_view key_value(Home home) {
-  return home == Home::device ? "device" : home == Home::host ? "host" : "nvme";
-}
-
 }  // namespace
 
 Costs costs_by_flops(const Plan& plan) {
@@ -123,13 +119,9 @@ std::vector<std::string> not_trainable(const Plan& plan) {
   const std::string_view later = "this version plans it but cannot train it yet";
   if (deck.run.device == DeviceKind::cuda && !cuda_is_built())
     refuse("run.device", "cuda", "this program was built without CUDA", "set \"cpu\"");
-  if (deck.memory.optimizer != Home::device)
-    refuse("memory.optimizer", key_value(deck.memory.optimizer), later, "set \"device\"");
-  if (deck.memory.weights != Home::device)
-    refuse("memory.weights", key_value(deck.memory.weights), later, "set \"device\"");
-  if (deck.memory.activations != ActivationStore::working)
-    refuse("memory.activations", deck.memory.activations == ActivationStore::int8 ? "int8" : "host",
-           later, "set \"working\"");
+  if (deck.memory.optimizer == Home::nvme)
+    refuse("memory.optimizer", "nvme", later, "set \"host\"");
+  if (deck.memory.weights == Home::nvme) refuse("memory.weights", "nvme", later, "set \"host\"");
   const DataFormat format_ = deck.data.format;
   if (format_ == DataFormat::folder || format_ == DataFormat::tar || format_ == DataFormat::hdf5)
     refuse("data.format",

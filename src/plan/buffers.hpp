@@ -7,11 +7,13 @@
 namespace voltapile {
 
 struct BufferRules {
-  OperandRules operands;
-  bool reduced_in_place = false;
+  bool training = true;
+  std::function<Home(Value)> home_of;
+  std::function<Value(Value)> stored_in;  // the value itself, or whose slots it has
 };
 // `bytes` gives the size of (value, chunk). Persistent values get a slot each for the whole run,
-// the others share by liveness in program order.
+// the others share by liveness in program order. A value that lives several times in a step has one
+// slot for all its lives.
 BufferPlan plan_buffers(const Program& program, int rank, const ScheduleShape& shape,
                         const BufferRules& rules,
                         const std::function<size_t(Value, int chunk)>& bytes);

@@ -11,49 +11,15 @@ constexpr size_t kAlignment = 256;
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// What an activation takes while it waits for backward.
-size_t stored_bytes(const Tensor& tensor, DType working, ActivationStore store) {
-  if (store != ActivationStore::int8 || tensor.dtype != working) return tensor.bytes();
-  return static_cast<size_t>(tensor.shape.elements()) +
-         static_cast<size_t>(tensor.shape.rows()) * sizeof(float);
-}
-
-size_t saved_bytes(const Plan& plan, const Phase& phase, const Chunk& chunk) {
-  const TensorLayout layout = chunk_saved(plan.architecture, layers_of(chunk), phase.sizes);
-  const ActivationStore store = plan.deck.memory.activations;
-  if (store != ActivationStore::int8) return layout.bytes;
-  size_t bytes = 0;
-  for (const PlacedTensor& placed : layout.tensors)
-    bytes += aligned(stored_bytes(placed.tensor, phase.sizes.working, store));
-  return bytes;
-}
-
 size_t state_bytes(const Plan& plan, int chunk) {
   const DType acc = accumulate_type(plan.deck.precision.type);
   return 3 * static_cast<size_t>(plan.shard_elements(chunk)) * bytes_of(acc);
 }
 
-// Sums and maxima over the chunks of one pipeline rank.
-struct OverChunks {
-  size_t sum = 0, most = 0;
-  void add(size_t bytes) {
-    sum += bytes;
-    most = std::max(most, bytes);
-  }
-};
-
 class MemoryTable {
  public:
   void add(std::string name, size_t bytes, Home home = Home::device) {
     if (bytes > 0) lines_.push_back({std::move(name), bytes, home});
-  }
-  // Lives at `home`; elsewhere than on the device it passes through two buffers of the largest
-  // piece on its way (nvme: on the host).
-  void add_at_home(const std::string& name, const OverChunks& size, Home home,
-                   Home staged_on = Home::device) {
-    add(name, size.sum, home);
-    if (home != staged_on && size.sum > 0)
-      add(name + ", 2 buffers in transit", 2 * size.most, staged_on);
   }
   std::vector<MemoryLine> take() { return std::move(lines_); }
 
@@ -63,6 +29,10 @@ class MemoryTable {
 
 std::string counted(std::string_view name, size_t slots) {
   return slots <= 1 ? std::string(name) : format("{}, {} buffers", name, slots);
+}
+// Of what lives elsewhere and is here only while it is needed.
+std::string in_transit(std::string_view name, size_t slots) {
+  return counted(format("{} in transit", name), slots);
 }
 
 }  // namespace
@@ -91,6 +61,7 @@ size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk_
       return static_cast<size_t>(phase.sizes.micro * m.channels * m.image[0] * m.image[1]);
     case Value::labels: return static_cast<size_t>(phase.sizes.micro) * sizeof(int32_t);
     case Value::step_state:
+    case Value::norm_sums:
     case Value::loss: return kControlBytes;
     default: break;
   }
@@ -99,15 +70,18 @@ size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk_
   const auto elements = static_cast<size_t>(chunk.parameters.elements);
   switch (value) {
     case Value::activation:
-      if (chunk_number == 0) return 0;
-      return stored_bytes(boundary_tensor(plan.architecture, phase.sizes), working,
-                          plan.deck.memory.activations);
     case Value::gradient:
       return chunk_number == 0 ? 0 : boundary_tensor(plan.architecture, phase.sizes).bytes();
-    case Value::saved: return saved_bytes(plan, phase, chunk);
+    case Value::saved: return chunk_saved(plan.architecture, layers_of(chunk), phase.sizes).bytes;
+    case Value::stored: return stored_layout(plan, phase, chunk_number).bytes;
     case Value::deferred:
       return chunk_deferred(plan.architecture, layers_of(chunk), phase.sizes).bytes;
     case Value::weights: return elements * bytes_of(working);
+    case Value::host_weights:
+      if (plan.weights_in_place) return 0;
+      return static_cast<size_t>(plan.shard_elements(chunk_number)) * bytes_of(working);
+    case Value::host_gradients:
+      return static_cast<size_t>(plan.shard_elements(chunk_number)) * bytes_of(plan.gradient_store);
     case Value::gradients: return elements * bytes_of(accumulate_type(working));
     case Value::reduced:
       if (plan.reduced_in_place) return 0;
@@ -121,52 +95,95 @@ size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk_
   VP_CHECK(false, "{} has no size", name_of(value));
 }
 
+int64_t StoredLayout::drawn_blocks() const {
+  int64_t blocks = 0;
+  for (const StoredPiece& piece : pieces) blocks += piece.quantised ? piece.blocks() : 0;
+  return blocks;
+}
+
+StoredLayout stored_layout(const Plan& plan, const Phase& phase, int chunk_number) {
+  const Chunk& chunk = plan.chunks[static_cast<size_t>(chunk_number)];
+  const bool in_8_bits = plan.deck.memory.activations == ActivationStore::int8;
+  const DType working = phase.sizes.working;
+  StoredLayout layout;
+  const auto add = [&](Value from, size_t offset, const Tensor& tensor) {
+    StoredPiece piece{
+        .from = from, .offset = offset, .type = tensor.dtype, .elements = tensor.shape.elements()};
+    piece.at = layout.bytes;
+    piece.quantised = in_8_bits && tensor.dtype == working;
+    if (piece.quantised) {
+      layout.bytes += aligned(static_cast<size_t>(piece.elements));
+      piece.scales_at = layout.bytes;
+      layout.bytes += aligned(static_cast<size_t>(piece.blocks()) * sizeof(float));
+    } else {
+      layout.bytes += aligned(tensor.bytes());
+    }
+    layout.pieces.push_back(piece);
+  };
+  const TensorLayout saved = chunk_saved(plan.architecture, layers_of(chunk), phase.sizes);
+  if (in_8_bits)
+    for (const PlacedTensor& placed : saved.tensors)
+      add(Value::saved, placed.offset, placed.tensor);
+  else if (saved.bytes > 0)  // as a whole
+    add(Value::saved, 0, {"saved", {static_cast<int64_t>(saved.bytes)}, DType::u8});
+  if (chunk_number > 0) add(Value::activation, 0, boundary_tensor(plan.architecture, phase.sizes));
+  return layout;
+}
+
 std::vector<MemoryLine> Plan::memory(int pp_rank) const {
   const BufferPlan& buffers = train.buffers[static_cast<size_t>(pp_rank)];
   const auto& homes = deck.memory;
-  OverChunks weights, state, reduced;
+  size_t weights = 0, state = 0;
   for (int c = 0; c < train.shape.chunks.chunks(); ++c) {
     if (chunks[static_cast<size_t>(c)].rank != pp_rank) continue;
-    weights.add(value_bytes(*this, train, Value::weights, c));
-    state.add(state_bytes(*this, c) / 3);
-    reduced.add(value_bytes(*this, train, Value::reduced, c));
+    weights += static_cast<size_t>(shard_elements(c)) * bytes_of(deck.precision.type);
+    state += state_bytes(*this, c);
   }
-  const auto pool_name = [&](std::string_view name, Value value) {
-    return counted(name, buffers.pool(value).slot_bytes.size());
-  };
   MemoryTable table;
-  table.add_at_home(format("weights ({})", name_of(deck.precision.type)), weights, homes.weights);
+  const auto add_pool = [&](std::string_view name, Value value, bool transit = false) {
+    const ValuePool& pool = buffers.pool(value);
+    const size_t slots = pool.slot_bytes.size();
+    table.add(transit ? in_transit(name, slots) : counted(name, slots), buffers.bytes(value),
+              pool.home);
+  };
+  const auto add_persistent = [&](std::string_view name, Value value) {
+    table.add(std::string(name), buffers.bytes(value), buffers.pool(value).home);
+  };
   const std::string acc(name_of(accumulate_type(deck.precision.type)));
-  // The host computes the update, so what lives on nvme passes through its memory.
-  const Home updated_on = homes.optimizer == Home::device ? Home::device : Home::host;
-  table.add_at_home("master weights (" + acc + ")", state, homes.optimizer, updated_on);
-  table.add_at_home("first moments m (" + acc + ")", state, homes.optimizer, updated_on);
-  table.add_at_home("second moments v (" + acc + ")", state, homes.optimizer, updated_on);
-  table.add(pool_name("gradients (" + acc + ")", Value::gradients),
-            buffers.bytes(Value::gradients));
-  if (homes.optimizer == Home::device)
-    table.add(pool_name(format("reduced gradients ({})", name_of(gradient_store)), Value::reduced),
-              buffers.bytes(Value::reduced));
-  else
-    table.add(format("reduced gradients ({})", name_of(gradient_store)), reduced.sum, Home::host);
-  const auto& saved = buffers.pool(Value::saved).slot_bytes;
-  const std::string saved_name = pool_name("saved activations", Value::saved);
-  if (homes.activations == ActivationStore::host) {
-    table.add(saved_name, buffers.bytes(Value::saved), Home::host);
-    if (!saved.empty())
-      table.add("saved activations, 2 buffers in transit",
-                2 * *std::max_element(saved.begin(), saved.end()));
-  } else {
-    table.add(saved_name, buffers.bytes(Value::saved));
+  const std::string weights_name = format("weights ({})", name_of(deck.precision.type));
+  if (homes.weights == Home::device) add_persistent(weights_name, Value::weights);
+  else add_pool(weights_name, Value::weights, true);
+  if (homes.weights == Home::host) add_persistent(weights_name, Value::host_weights);
+  else add_pool(weights_name, Value::host_weights, true);
+  if (homes.weights == Home::nvme) table.add(weights_name, weights, Home::nvme);
+  const ValuePool& states = buffers.pool(Value::state);
+  for (const std::string_view name : {"master weights", "first moments m", "second moments v"}) {
+    const std::string typed = format("{} ({})", name, acc);
+    const size_t here = buffers.bytes(Value::state) / 3;
+    if (homes.optimizer == Home::nvme) {
+      table.add(typed, state / 3, Home::nvme);
+      table.add(in_transit(typed, states.slot_bytes.size()), here, states.home);
+    } else {
+      table.add(typed, here, states.home);
+    }
   }
-  table.add(pool_name("boundary activations", Value::activation), buffers.bytes(Value::activation));
-  table.add(pool_name("boundary gradients", Value::gradient), buffers.bytes(Value::gradient));
-  table.add(pool_name("deferred for weight gradients", Value::deferred),
-            buffers.bytes(Value::deferred));
+  add_pool("gradients (" + acc + ")", Value::gradients);
+  const std::string reduced = format("reduced gradients ({})", name_of(gradient_store));
+  add_pool(reduced, Value::reduced);
+  table.add(reduced, buffers.bytes(Value::host_gradients), Home::host);
+  const bool stores = homes.activations != ActivationStore::working;
+  add_pool("saved activations", Value::saved, stores);
+  add_pool(homes.activations == ActivationStore::int8 ? "stored activations (8 bits)"
+                                                      : "stored activations",
+           Value::stored);
+  add_pool("boundary activations", Value::activation);
+  add_pool("boundary gradients", Value::gradient);
+  add_pool("deferred for weight gradients", Value::deferred);
   table.add("workspace", buffers.bytes(Value::workspace));
-  table.add(pool_name("pictures", Value::pictures), buffers.bytes(Value::pictures));
-  table.add(pool_name("labels", Value::labels), buffers.bytes(Value::labels));
-  table.add("step state", buffers.bytes(Value::step_state) + buffers.bytes(Value::loss));
+  add_pool("pictures", Value::pictures);
+  add_pool("labels", Value::labels);
+  table.add("step state", buffers.bytes(Value::step_state) + buffers.bytes(Value::norm_sums) +
+                              buffers.bytes(Value::loss));
   // Batches in host memory: read ahead, and in use by the steps in flight.
   const bool first = chunks.front().rank == pp_rank, last = chunks.back().rank == pp_rank;
   const size_t sample = (first ? value_bytes(*this, train, Value::pictures, -1) : 0) +
@@ -177,7 +194,7 @@ std::vector<MemoryLine> Plan::memory(int pp_rank) const {
   // A checkpoint is copied here and written while training goes on.
   if (homes.optimizer == Home::device &&
       (deck.checkpoint.every_steps > 0 || deck.checkpoint.at_end))
-    table.add("state on its way to a checkpoint", 3 * state.sum, Home::host);
+    table.add("state on its way to a checkpoint", state, Home::host);
   return table.take();
 }
 

@@ -85,8 +85,11 @@ void resolve(Plan& plan) {
   else if (automatic)
     notes.push_back(
         "memory.gradients = \"auto\" became \"f32\", since the optimizer is on the device");
-  plan.reduced_in_place = !away && plan.gradient_store == accumulate_type(deck.precision.type) &&
-                          (deck.optimizer.zero == 0 || deck.parallel.data == 1);
+  plan.reduced_in_place = away || (plan.gradient_store == accumulate_type(deck.precision.type) &&
+                                   (deck.optimizer.zero == 0 || deck.parallel.data == 1));
+
+  plan.weights_in_place = away && deck.memory.weights == Home::device &&
+                          plan.gradient_store == deck.precision.type;
 
   if (deck.eval.batch == 0) deck.eval.batch = deck.batch.micro;
 }
@@ -167,14 +170,14 @@ std::vector<Program> compute_programs(const Deck& deck, const ScheduleShape& sha
   }
 }
 
+// Each data rank owns a part of a chunk's state.
+bool divides_state(const Deck& deck) { return deck.optimizer.zero == 1 && deck.parallel.data > 1; }
+
 // Transfers and the rest around the compute programs; a user's own schedule is proven sound here.
 std::vector<Program> lower_checked(const Deck& deck, const std::vector<Program>& compute,
                                    const ScheduleShape& shape, Faults& faults) {
-  const bool away = deck.memory.optimizer != Home::device;
-  LowerOptions options;
-  options.recompute = deck.memory.recompute == Recompute::layers;
-  options.gather_after_update = away || (deck.optimizer.zero == 1 && deck.parallel.data > 1);
-  options.update_lane = away ? Lane::host : Lane::compute;
+  const LowerOptions options{.recompute = deck.memory.recompute == Recompute::layers,
+                             .gather_shards = divides_state(deck)};
   try {
     std::vector<Program> programs = lower(compute, shape, options);
     if (deck.parallel.schedule == "file") validate(programs, shape);
@@ -184,6 +187,18 @@ std::vector<Program> lower_checked(const Deck& deck, const std::vector<Program>&
     faults.add("parallel.schedule_file", '"' + deck.parallel.schedule_file + '"', error.what());
   }
   return {};
+}
+
+// Where a value's slots lie: what lives on nvme passes through host memory.
+Home buffer_home(Value value, const Homes& homes) {
+  switch (value) {
+    case Value::host_weights:
+    case Value::host_gradients: return Home::host;
+    case Value::state: return homes.optimizer == Home::device ? Home::device : Home::host;
+    case Value::stored:
+      return homes.activations == ActivationStore::host ? Home::host : Home::device;
+    default: return Home::device;
+  }
 }
 
 void plan_phase_buffers(const Plan& plan, Phase& phase) {
@@ -197,7 +212,17 @@ void plan_phase_buffers(const Plan& plan, Phase& phase) {
   const auto bytes = [&](Value value, int chunk) {
     return sizes[static_cast<size_t>(value)][static_cast<size_t>(chunk + 1)];
   };
-  const BufferRules rules{{.keep_input = true, .training = phase.training}, plan.reduced_in_place};
+  const Homes homes = plan.deck.memory.homes();
+  const BufferRules rules{
+      .training = phase.training,
+      .home_of = [&](Value value) { return buffer_home(value, homes); },
+      .stored_in =
+          [&](Value value) {
+            if (value == Value::reduced && plan.reduced_in_place) return Value::gradients;
+            if (value == Value::host_weights && plan.weights_in_place) return Value::host_gradients;
+            return value;
+          },
+  };
   for (int rank = 0; rank < plan.mesh.pp; ++rank)
     phase.buffers.push_back(
         plan_buffers(phase.programs[static_cast<size_t>(rank)], rank, phase.shape, rules, bytes));
@@ -222,7 +247,8 @@ Plan make_plan(const Deck& deck, int world_size) {
   plan.mesh = {p.pipeline, p.data, p.tensor};
   const int64_t unit = deck.batch.micro * p.data;
   plan.train.shape = {cyclic_chunks(p.pipeline, p.chunks),
-                      static_cast<int>(std::max<int64_t>(1, deck.batch.global / unit))};
+                      static_cast<int>(std::max<int64_t>(1, deck.batch.global / unit)),
+                      deck.memory.homes()};
   plan.train.samples_per_step = deck.batch.global;
   std::vector<Program> compute = compute_programs(deck, plan.train.shape, faults);
   faults.throw_if_any();
@@ -235,9 +261,9 @@ Plan make_plan(const Deck& deck, int world_size) {
   note_consequences(plan);
 
   plan.eval.training = false;
-  plan.eval.shape = {plan.train.shape.chunks, evaluation_micros(p.pipeline)};
-  plan.eval.programs =
-      lower(build_forward_only(plan.eval.shape), plan.eval.shape, {.training = false});
+  plan.eval.shape = {plan.train.shape.chunks, evaluation_micros(p.pipeline), deck.memory.homes()};
+  plan.eval.programs = lower(build_forward_only(plan.eval.shape), plan.eval.shape,
+                             {.gather_shards = divides_state(deck), .training = false});
   plan.eval.samples_per_step = plan.deck.eval.batch * p.data * plan.eval.shape.micros;
 
   plan.train.sizes = {.micro = deck.batch.micro,

@@ -20,10 +20,16 @@ std::string_view name_of(Op op) {
     case Op::receive_gradient: return "receive_gradient";
     case Op::store_activation: return "store_activation";
     case Op::fetch_activation: return "fetch_activation";
+    case Op::load_weights: return "load_weights";
+    case Op::save_weights: return "save_weights";
+    case Op::fetch_weights: return "fetch_weights";
     case Op::gather_weights: return "gather_weights";
     case Op::reduce_gradients: return "reduce_gradients";
+    case Op::offload_gradients: return "offload_gradients";
     case Op::norm: return "norm";
+    case Op::load_state: return "load_state";
     case Op::update: return "update";
+    case Op::save_state: return "save_state";
     case Op::snapshot: return "snapshot";
   }
   return "?";
@@ -35,9 +41,11 @@ std::string_view name_of(Lane lane) {
     case Lane::pipe_in: return "pipe_in";
     case Lane::pipe_out: return "pipe_out";
     case Lane::dp: return "dp";
+    case Lane::input: return "input";
     case Lane::h2d: return "h2d";
     case Lane::d2h: return "d2h";
     case Lane::host: return "host";
+    case Lane::disk: return "disk";
   }
   return "?";
 }
@@ -49,11 +57,15 @@ std::string_view name_of(Value value) {
     case Value::activation: return "activation";
     case Value::gradient: return "gradient";
     case Value::saved: return "saved";
+    case Value::stored: return "stored";
     case Value::deferred: return "deferred";
     case Value::weights: return "weights";
+    case Value::host_weights: return "host_weights";
     case Value::gradients: return "gradients";
     case Value::reduced: return "reduced";
+    case Value::host_gradients: return "host_gradients";
     case Value::state: return "state";
+    case Value::norm_sums: return "norm_sums";
     case Value::step_state: return "step_state";
     case Value::workspace: return "workspace";
     case Value::loss: return "loss";
@@ -68,6 +80,19 @@ ChunkTable cyclic_chunks(int ranks, int chunks_per_rank) {
   for (int chunk = 0; chunk < ranks * chunks_per_rank; ++chunk)
     table.rank_of.push_back(chunk % ranks);
   return table;
+}
+
+bool is_persistent(Value value, const Homes& homes) {
+  switch (value) {
+    case Value::weights: return homes.weights == Home::device;
+    case Value::host_weights: return homes.weights == Home::host;
+    case Value::state: return homes.optimizer != Home::nvme;
+    case Value::norm_sums:
+    case Value::step_state:
+    case Value::workspace:
+    case Value::loss: return true;
+    default: return false;
+  }
 }
 
 namespace {
@@ -97,7 +122,7 @@ class OperandList {
 
 }  // namespace
 
-std::vector<Operand> operands(const Instruction& instruction, int rank, const ChunkTable& chunks,
+std::vector<Operand> operands(const Instruction& instruction, const ChunkTable& chunks,
                               const OperandRules& rules) {
   const int chunk = instruction.chunk, micro = instruction.micro;
   const bool first = chunk == 0, last = chunk == chunks.last();
@@ -151,24 +176,51 @@ std::vector<Operand> operands(const Instruction& instruction, int rank, const Ch
     case Op::receive_activation: list.write(Value::activation, chunk, micro); break;
     case Op::send_gradient: list.read(Value::gradient, chunk, micro); break;
     case Op::receive_gradient: list.write(Value::gradient, chunk, micro); break;
-    case Op::store_activation: list.read(Value::saved, chunk, micro); break;
-    case Op::fetch_activation: list.write(Value::saved, chunk, micro); break;
+    case Op::store_activation:
+      list.read(Value::saved, chunk, micro);
+      if (!first && rules.keep_input) list.read(Value::activation, chunk, micro);
+      list.write(Value::stored, chunk, micro);
+      break;
+    case Op::fetch_activation:
+      list.read(Value::stored, chunk, micro);
+      list.write(Value::saved, chunk, micro);
+      if (!first && rules.keep_input) list.write(Value::activation, chunk, micro);
+      break;
+    case Op::load_weights: list.write(Value::host_weights, chunk); break;
+    case Op::save_weights: list.read(Value::host_weights, chunk); break;
+    case Op::fetch_weights:
+      list.read(Value::host_weights, chunk);
+      // With weights at home here, the rest of the chunk stays; else they begin with this shard.
+      if (rules.homes.weights == Home::device) list.update(Value::weights, chunk);
+      else list.write(Value::weights, chunk);
+      break;
     case Op::gather_weights: list.update(Value::weights, chunk); break;
     case Op::reduce_gradients:
       list.update(Value::gradients, chunk);
       list.write(Value::reduced, chunk);
+      list.update(Value::norm_sums);
+      break;
+    case Op::offload_gradients:
+      list.read(Value::reduced, chunk);
+      list.write(Value::host_gradients, chunk);
       break;
     case Op::norm:
-      for (int held = 0; held < chunks.chunks(); ++held)
-        if (chunks.rank_of[static_cast<size_t>(held)] == rank) list.read(Value::reduced, held);
+      list.update(Value::norm_sums);
       list.update(Value::loss);
       list.update(Value::step_state);
       break;
+    case Op::load_state: list.write(Value::state, chunk); break;
+    case Op::save_state: list.read(Value::state, chunk); break;
     case Op::update:
-      list.read(Value::reduced, chunk);
       list.read(Value::step_state);
       list.update(Value::state, chunk);
-      list.update(Value::weights, chunk);
+      if (rules.homes.optimizer == Home::device) {
+        list.read(Value::reduced, chunk);
+        list.update(Value::weights, chunk);
+      } else {
+        list.read(Value::host_gradients, chunk);
+        list.write(Value::host_weights, chunk);
+      }
       break;
     case Op::snapshot: list.read(Value::state, chunk); break;
   }

@@ -34,7 +34,13 @@ double duration(const Instruction& i, const Costs& costs, bool recompute_inside)
     case Op::gather_weights: return costs.gather;
     case Op::load_batch: return costs.load;
     case Op::store_activation:
-    case Op::fetch_activation:
+    case Op::fetch_activation: return costs.store;
+    case Op::offload_gradients:
+    case Op::fetch_weights: return costs.offload;
+    case Op::load_weights:
+    case Op::save_weights:
+    case Op::load_state:
+    case Op::save_state: return costs.disk;
     case Op::snapshot: return 0;
   }
   return 0;
@@ -47,13 +53,13 @@ class Graph {
   Graph(const std::vector<Program>& programs, const ScheduleShape& shape, const Events& events,
         int steps, const MemoryOf& memory)
       : waiting_(events.list.size() * static_cast<size_t>(steps)), followers_(waiting_.size()) {
-    const OperandRules rules{true, is_training(programs)};
+    const OperandRules rules = shape.rules(is_training(programs));
     for (size_t rank = 0; rank < programs.size(); ++rank) {
       std::map<Held, Use> uses;
       std::vector<std::vector<std::pair<Use*, Access>>> uses_of;
       for (const Instruction& i : programs[rank]) {
         auto& list = uses_of.emplace_back();
-        for (const Operand& o : operands(i, static_cast<int>(rank), shape.chunks, rules)) {
+        for (const Operand& o : operands(i, shape.chunks, rules)) {
           const int shared =
               memory ? memory(static_cast<int>(rank), o.value, o.chunk, o.micro) : -1;
           Use& use = uses[shared < 0 ? Held{-1, o.value, o.chunk, o.micro}

@@ -18,9 +18,15 @@ namespace {
 
 bool lane_fits(Op op, Lane lane) {
   switch (op) {
-    case Op::load_batch:
-    case Op::fetch_activation: return lane == Lane::h2d;
-    case Op::store_activation: return lane == Lane::d2h;
+    case Op::load_batch: return lane == Lane::input;
+    case Op::fetch_weights: return lane == Lane::h2d;
+    case Op::fetch_activation: return lane == Lane::h2d || lane == Lane::compute;
+    case Op::store_activation: return lane == Lane::d2h || lane == Lane::compute;
+    case Op::load_weights:
+    case Op::save_weights:
+    case Op::load_state:
+    case Op::save_state: return lane == Lane::disk;
+    case Op::offload_gradients: return lane == Lane::d2h;
     case Op::forward:
     case Op::recompute:
     case Op::backward:
@@ -32,18 +38,25 @@ bool lane_fits(Op op, Lane lane) {
     case Op::receive_gradient: return lane == Lane::pipe_in;
     case Op::reduce_gradients:
     case Op::norm: return lane == Lane::dp;
-    case Op::gather_weights: return lane == Lane::dp || lane == Lane::h2d;
+    case Op::gather_weights: return lane == Lane::dp;
     case Op::update: return lane == Lane::compute || lane == Lane::host || lane == Lane::dp;
     case Op::snapshot: return lane == Lane::host || lane == Lane::d2h;
   }
   return false;
 }
 
+// What may come several times a step where weights are not at home on the device.
+bool is_of_weights(Op op) {
+  return op == Op::load_weights || op == Op::save_weights || op == Op::fetch_weights ||
+         op == Op::gather_weights;
+}
+
 // Whether an instruction of this chunk and micro-batch can belong to the rank at all.
 bool belongs(const Instruction& i, int rank, const ScheduleShape& shape) {
   if (i.op == Op::norm) return i.chunk == -1 && i.micro == -1;
-  const bool of_chunk_only = i.op == Op::gather_weights || i.op == Op::reduce_gradients ||
-                             i.op == Op::update || i.op == Op::snapshot;
+  const bool of_chunk_only = is_of_weights(i.op) || i.op == Op::reduce_gradients ||
+                             i.op == Op::offload_gradients || i.op == Op::load_state ||
+                             i.op == Op::update || i.op == Op::save_state || i.op == Op::snapshot;
   if (i.chunk < 0 || i.chunk >= shape.chunks.chunks()) return false;
   if (of_chunk_only ? i.micro != -1 : i.micro < 0 || i.micro >= shape.micros) return false;
   if (i.op == Op::load_batch && i.chunk != 0 && i.chunk != shape.chunks.last()) return false;
@@ -69,7 +82,10 @@ class Completeness {
         if (!lane_fits(i.op, i.lane)) fail(place(), format("cannot run on {}", name_of(i.lane)));
         const auto [first, is_new] =
             held_[static_cast<size_t>(rank)].try_emplace({i.op, i.chunk, i.micro}, position);
-        if (!is_new) fail(place(), format("was issued at position {} already", first->second));
+        const bool comes_again =
+            shape.homes.weights != Home::device && is_of_weights(i.op) && i.op != Op::save_weights;
+        if (!is_new && !comes_again)
+          fail(place(), format("was issued at position {} already", first->second));
       }
     }
   }
@@ -82,6 +98,9 @@ class Completeness {
       if (training) {
         need(rank, Op::reduce_gradients, chunk, -1);
         need(rank, Op::update, chunk, -1);
+        if (shape_.homes.optimizer == Home::nvme) need(rank, Op::save_state, chunk, -1);
+        if (shape_.homes.weights == Home::nvme) need(rank, Op::save_weights, chunk, -1);
+        if (shape_.homes.optimizer != Home::device) need(rank, Op::fetch_weights, chunk, -1);
       }
       for (int micro = 0; micro < shape_.micros; ++micro) {
         if (chunk == 0 || chunk == last) need(rank, Op::load_batch, chunk, micro);
@@ -143,8 +162,8 @@ void check_operands(const std::vector<Program>& programs, int rank, const Schedu
     };
     if (is_backward(i.op) && reduced.contains(i.chunk))
       fault("comes after reduce_gradients of its chunk");
-    for (const Operand& o : operands(i, rank, shape.chunks, rules)) {
-      const bool starts = o.access == Access::write || is_persistent(o.value) ||
+    for (const Operand& o : operands(i, shape.chunks, rules)) {
+      const bool starts = o.access == Access::write || is_persistent(o.value, rules.homes) ||
                           (o.value == Value::gradients && is_backward(i.op));
       if (!starts && !written.contains({o.value, o.chunk, o.micro}))
         fault(format("reads {} (chunk {}, micro {}), which is not written before", name_of(o.value),
@@ -155,7 +174,8 @@ void check_operands(const std::vector<Program>& programs, int rank, const Schedu
     if (i.op == Op::norm) normed = true;
     if (i.op == Op::update && !normed) fault("comes before norm");
     if (i.op == Op::update) updated.insert(i.chunk);
-    if (i.op == Op::gather_weights && rules.training && normed && !updated.contains(i.chunk))
+    const bool brings_back = i.op == Op::gather_weights || i.op == Op::fetch_weights;
+    if (brings_back && rules.training && normed && !updated.contains(i.chunk))
       fault("comes before update of its chunk");
     if (i.lane != Lane::compute) continue;
     if (rebuilt && !((i.op == Op::backward || i.op == Op::backward_input) &&
@@ -219,7 +239,7 @@ void validate(const std::vector<Program>& programs, const ScheduleShape& shape) 
   const bool training = is_training(programs);
   Completeness(programs, shape).check(training);
   for (int rank = 0; rank < shape.chunks.ranks; ++rank)
-    check_operands(programs, rank, shape, {true, training});
+    check_operands(programs, rank, shape, shape.rules(training));
   check_global_order(programs, match_events(programs, shape));
 }
 

@@ -19,7 +19,9 @@ Arena::Arena(Device& device, const BufferPlan& buffers) : plan_(&buffers) {
     for (size_t slot : pool.slot_bytes) bytes += aligned(slot);
     std::byte* next = nullptr;
     if (bytes > 0) {
-      storage.push_back(device.allocate(bytes, name_of(pool.value)));
+      storage.push_back(pool.home == Home::device
+                            ? device.allocate(bytes, name_of(pool.value))
+                            : device.allocate_host(bytes, name_of(pool.value)));
       next = storage.back().data();
     }
     std::vector<std::byte*> slots;

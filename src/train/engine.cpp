@@ -13,6 +13,8 @@ Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
       phase(phase_),
       device(context_.device()),
       kernels(context_.device().kernels()),
+      rules{plan.deck.optimizer.betas[0], plan.deck.optimizer.betas[1], plan.deck.optimizer.eps,
+            plan.deck.optimizer.weight_decay},
       training(phase_.training) {
   if (!training) {
     own_arena = std::make_unique<Arena>(context.arena(),
@@ -25,18 +27,19 @@ Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
   host_inputs = device.allocate_host(kRing * sizeof(StepInputs), "step inputs");
   host_stops = device.allocate_host(kRing * sizeof(double), "stop votes");
   states = reinterpret_cast<StepState*>(arena->at(Value::step_state, -1, -1));
-  std::byte* sums = arena->at(Value::loss, -1, -1);
-  const auto at = [&](int index) { return sums + static_cast<size_t>(index) * sizeof(double); };
+  const auto at = [&](Value value, int index) {
+    return arena->at(value, -1, -1) + static_cast<size_t>(index) * sizeof(double);
+  };
   constexpr int kSums = NormSlots::count + 1;
-  static_assert((kSums + 3) * sizeof(double) <= kControlBytes);
+  static_assert((kSums + 1) * sizeof(double) <= kControlBytes);
   static_assert(kRing * sizeof(StepState) <= kControlBytes);
-  slots = {at(0), DType::f64, {NormSlots::count}};
-  summed = {at(0), DType::f64, {kSums}};
-  correct = {at(kSums), DType::f64, {2}};
-  first_bad = {at(kSums + 2), DType::i32, {1}};
+  slots = {at(Value::norm_sums, 0), DType::f64, {NormSlots::count}};
+  summed = {at(Value::norm_sums, 0), DType::f64, {kSums}};
+  first_bad = {at(Value::norm_sums, kSums), DType::i32, {1}};
+  loss = {at(Value::loss, 0), DType::f64, {1}};
+  correct = {at(Value::loss, 1), DType::f64, {2}};
   Stream& compute = device.stream(Lane::compute);
-  kernels.fill(summed, 0, compute);
-  kernels.fill(correct, 0, compute);
+  for (const TensorView& sums : {summed, loss, correct}) kernels.fill(sums, 0, compute);
   kernels.fill(first_bad, kNoBadParameter, compute);
   device.wait_on_host(device.record(compute));
 
@@ -67,6 +70,7 @@ Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
                                deck.optimizer.zero);
     parts.partial =
         tensor_partial_ranges(plan.architecture, chunk.parameters, plan.mesh, plan.sequence);
+    parts.stored = stored_layout(plan, phase, number);
   }
   bind();
 }
@@ -85,12 +89,11 @@ void Engine::Impl::bind() {
   };
   std::set<int> begun;
   std::set<Lane> used = {Lane::compute, Lane::dp};
-  const OperandRules rules{.keep_input = true, .training = training};
+  const OperandRules rules = phase.shape.rules(training);
   const Instruction* rebuilt = nullptr;  // by the recompute just before on the compute lane
   for (const Instruction& instruction : phase.programs[pp]) {
     BoundInstruction bound{.instruction = instruction};
-    for (const Operand& operand :
-         operands(instruction, context.coord().pp, phase.shape.chunks, rules)) {
+    for (const Operand& operand : operands(instruction, phase.shape.chunks, rules)) {
       const int number = number_of(operand);
       if (operand.access != Access::write) bound.reads.push_back(number);
       if (operand.access != Access::read) bound.writes.push_back(number);
@@ -245,16 +248,16 @@ Engine::Totals Engine::take_totals() {
   drain();
   const bool counts = impl.context.has_last_chunk() && impl.context.coord().tp == 0;
   Communicator& world = *impl.context.links().norm;
-  for (const TensorView& sums : {impl.slots, impl.correct}) {
+  for (const TensorView& sums : {impl.loss, impl.correct}) {
     if (!counts) impl.kernels.fill(sums, 0, stream);
     world.all_reduce(sums, Reduction::sum, stream);
   }
   auto* staging = reinterpret_cast<double*>(impl.host_states.data());
-  impl.device.copy(staging, impl.slots.data, impl.slots.bytes(), stream);
-  impl.device.copy(staging + NormSlots::count, impl.correct.data, impl.correct.bytes(), stream);
-  for (const TensorView& sums : {impl.slots, impl.correct}) impl.kernels.fill(sums, 0, stream);
+  impl.device.copy(staging, impl.loss.data, impl.loss.bytes(), stream);
+  impl.device.copy(staging + 1, impl.correct.data, impl.correct.bytes(), stream);
+  for (const TensorView& sums : {impl.loss, impl.correct}) impl.kernels.fill(sums, 0, stream);
   impl.device.wait_on_host(impl.device.record(stream));
-  return {staging[NormSlots::loss], staging[NormSlots::count], staging[NormSlots::count + 1]};
+  return {staging[0], staging[1], staging[2]};
 }
 
 }  // namespace voltapile

@@ -31,6 +31,7 @@ struct ChunkParts {
   std::vector<Range> decayed;     // relative to the shard
   std::vector<NormPiece> pieces;  // relative to the shard
   std::vector<Range> partial;     // gradients to be summed over the tensor axis
+  StoredLayout stored;            // where activations are not left as they are
 };
 
 // When an instruction ran, marked by its lane.
@@ -54,8 +55,14 @@ struct Engine::Impl {
   void add_clocks(size_t ring, SummaryTimers& timers) const;
   void reduce_gradients(int chunk, Stream& stream);
   void norm(Stream& stream, bool stop);
-  void update(int chunk, Stream& stream);
+  void update(int chunk, Lane lane, Stream& stream);
+  void update_on_host(int chunk, int ring);
   void gather_weights(int chunk, Stream& stream);
+  void fetch_weights(int chunk, Stream& stream);
+  void offload_gradients(int chunk, Stream& stream);
+  void store_activation(int chunk, int micro, Stream& stream);
+  void fetch_activation(int chunk, int micro, Stream& stream);
+  TensorView stored_source(const StoredPiece& piece, int chunk, int micro) const;
   ChunkMemory memory(int chunk, int micro) const;
   MicroStep micro_step(int chunk, int micro, int64_t valid) const;
   TensorView boundary(Value value, int chunk, int micro) const;
@@ -68,6 +75,7 @@ struct Engine::Impl {
   const Phase& phase;
   Device& device;
   Kernels& kernels;
+  AdamW rules;
   bool training;
   std::unique_ptr<Arena> own_arena;  // evaluation's view of the same memory
   const Arena* arena;
@@ -83,8 +91,8 @@ struct Engine::Impl {
   Buffer host_states, host_inputs, host_stops, host_clocks;
   StepState* states = nullptr;  // kRing of them, on the device
   // On the device. `summed` is what norm adds up over the world: slots, then the number of ranks
-  // that want to stop.
-  TensorView slots, summed, first_bad, correct;
+  // that want to stop. `loss` is this rank's, until norm takes it.
+  TensorView slots, summed, first_bad, loss, correct;
   std::array<Event, kRing> step_end;
   int64_t issued = 0, waited = 0, first_step = 0;
 };

@@ -5,6 +5,23 @@
 #include "engine_impl.hpp"
 
 namespace voltapile {
+namespace {
+
+// Rounds where the wide numbers lie. Half of what is left goes at a time: it lands on memory whose
+// numbers have been rounded before.
+void narrow_in_place(Kernels& kernels, const TensorView& wide, const TensorView& narrow,
+                     Stream& stream) {
+  int64_t done = 0;
+  const int64_t n = wide.elements();
+  const auto ratio = static_cast<int64_t>(bytes_of(wide.dtype) / bytes_of(narrow.dtype));
+  while (done < n) {
+    const int64_t end = std::min(n, std::max<int64_t>(1, done * ratio));
+    kernels.cast(wide.slice_flat(done, end), narrow.slice_flat(done, end), stream);
+    done = end;
+  }
+}
+
+}  // namespace
 
 int64_t Engine::Impl::rank_samples() const { return phase.samples_per_step / plan.mesh.dp; }
 
@@ -53,7 +70,7 @@ MicroStep Engine::Impl::micro_step(int chunk, int micro, int64_t valid) const {
   step.valid = std::clamp<int64_t>(valid - micro * phase.sizes.micro, 0, phase.sizes.micro);
   step.loss_factor = 1.0 / static_cast<double>(phase.samples_per_step);
   if (chunk == phase.shape.chunks.last()) {
-    step.loss = slots.slice_flat(NormSlots::loss, NormSlots::loss + 1);
+    step.loss = loss;
     if (!training) step.correct = correct;
   }
   return step;
@@ -110,10 +127,16 @@ void Engine::Impl::enqueue_once(const BoundInstruction& bound, Stream& stream,
     case Op::receive_gradient: return exchange(instruction, stream);
     case Op::reduce_gradients: return reduce_gradients(chunk, stream);
     case Op::norm: return norm(stream, stop);
-    case Op::update: return update(chunk, stream);
+    case Op::update: return update(chunk, instruction.lane, stream);
     case Op::gather_weights: return gather_weights(chunk, stream);
-    case Op::store_activation:
-    case Op::fetch_activation:
+    case Op::fetch_weights: return fetch_weights(chunk, stream);
+    case Op::offload_gradients: return offload_gradients(chunk, stream);
+    case Op::store_activation: return store_activation(chunk, micro, stream);
+    case Op::fetch_activation: return fetch_activation(chunk, micro, stream);
+    case Op::load_weights:
+    case Op::save_weights:
+    case Op::load_state:
+    case Op::save_state:
     case Op::snapshot: break;
   }
   VP_CHECK(false, "no program of this version holds {}", name_of(instruction.op));
@@ -151,8 +174,9 @@ void Engine::Impl::exchange(const Instruction& instruction, Stream& stream) {
 }
 
 void Engine::Impl::reduce_gradients(int chunk, Stream& stream) {
+  const ChunkParts& parts = chunks[static_cast<size_t>(chunk)];
   const TensorView gradients = context.gradients(chunk);
-  for (const Range& run : chunks[static_cast<size_t>(chunk)].partial) {
+  for (const Range& run : parts.partial) {
     context.links().tensor_reduce->all_reduce(gradients.slice_flat(run.begin, run.end),
                                               Reduction::sum, stream);
   }
@@ -167,18 +191,16 @@ void Engine::Impl::reduce_gradients(int chunk, Stream& stream) {
   } else {
     data.all_reduce(gradients, Reduction::sum, stream);
   }
-  if (!same_type) kernels.cast(mine, reduced, stream);
+  if (!same_type && reduced.data == mine.data) narrow_in_place(kernels, mine, reduced, stream);
+  else if (!same_type) kernels.cast(mine, reduced, stream);
+  kernels.sum_squares(reduced, parts.pieces, slots, first_bad, stream);
 }
 
 void Engine::Impl::norm(Stream& stream, bool stop) {
-  for (int chunk : context.chunks()) {
-    kernels.sum_squares(context.reduced(chunk), chunks[static_cast<size_t>(chunk)].pieces, slots,
-                        first_bad, stream);
-  }
   // The loss is known on every tensor rank of the last chunk: one of them counts it.
   const auto slot = [&](int index) { return slots.slice_flat(index, index + 1); };
   const bool counts = context.has_last_chunk() && context.coord().tp == 0;
-  if (!counts) kernels.fill(slot(NormSlots::loss), 0, stream);
+  if (counts) device.copy(slot(NormSlots::loss).data, loss.data, loss.bytes(), stream);
   kernels.fill(slot(NormSlots::samples), counts ? static_cast<double>(rank_samples()) : 0.0,
                stream);
   Communicator& world = *context.links().norm;
@@ -196,19 +218,11 @@ void Engine::Impl::norm(Stream& stream, bool stop) {
   device.copy(reinterpret_cast<double*>(host_stops.data()) + ring,
               static_cast<const double*>(summed.data) + kStopSlot, sizeof(double), stream);
   kernels.fill(summed, 0, stream);
+  kernels.fill(loss, 0, stream);
   kernels.fill(first_bad, kNoBadParameter, stream);
   device.copy(reinterpret_cast<StepState*>(host_states.data()) + ring, state(issued),
               sizeof(StepState), stream);
   step_end[ring] = device.record(stream);
-}
-
-void Engine::Impl::update(int chunk, Stream& stream) {
-  const Range own = context.shard(chunk);
-  const Deck::Optimizer& optimizer = plan.deck.optimizer;
-  const AdamW rule{optimizer.betas[0], optimizer.betas[1], optimizer.eps, optimizer.weight_decay};
-  kernels.adamw(context.reduced(chunk), context.master(chunk), context.m(chunk), context.v(chunk),
-                context.weights(chunk).slice_flat(own.begin, own.end),
-                chunks[static_cast<size_t>(chunk)].decayed, rule, state(issued), stream);
 }
 
 void Engine::Impl::gather_weights(int chunk, Stream& stream) {

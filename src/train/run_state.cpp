@@ -14,19 +14,14 @@ const Parameter& parameter_of(const Architecture& architecture, const FlatEntry&
       .parameters[static_cast<size_t>(entry.parameter)];
 }
 
-void to_device(Device& device, const TensorView& target, const void* host) {
-  if (target.bytes() == 0) return;
-  Stream& stream = device.stream(Lane::compute);
-  device.copy(target.data, host, target.bytes(), stream);
-  device.wait_on_host(device.record(stream));
-}
-
 // The working-type copy of master weights, rounded as every update rounds it.
-void set_weights(Device& device, const TensorView& weights, const float* master) {
-  const auto n = static_cast<size_t>(weights.elements());
-  Buffer staging = device.allocate_host(weights.bytes(), "weights on their way");
-  switch (weights.dtype) {
-    case DType::f32: std::memcpy(staging.data(), master, weights.bytes()); break;
+void put_weights(RankContext& context, int chunk, const float* master) {
+  const DType type = context.plan().train.sizes.working;
+  const auto n =
+      static_cast<size_t>(context.plan().chunks[static_cast<size_t>(chunk)].parameters.elements);
+  Buffer staging = context.device().allocate_host(n * bytes_of(type), "weights on their way");
+  switch (type) {
+    case DType::f32: std::memcpy(staging.data(), master, n * sizeof(float)); break;
     case DType::f16:
       std::transform(master, master + n, reinterpret_cast<Half*>(staging.data()),
                      [](float x) { return static_cast<Half>(x); });
@@ -35,21 +30,15 @@ void set_weights(Device& device, const TensorView& weights, const float* master)
       std::transform(master, master + n, reinterpret_cast<BFloat16*>(staging.data()),
                      [](float x) { return BFloat16(x); });
       break;
-    default: VP_CHECK(false, "weights of type {}", name_of(weights.dtype));
+    default: VP_CHECK(false, "weights of type {}", name_of(type));
   }
-  to_device(device, weights, staging.data());
+  context.put_weights(chunk, staging.data());
 }
 
-// Weights, master weights and zero moments of a chunk from its whole local master copy.
-void set_chunk(RankContext& context, int chunk, const float* master) {
-  Device& device = context.device();
-  const Range own = context.shard(chunk);
-  set_weights(device, context.weights(chunk), master);
-  to_device(device, context.master(chunk), master + own.begin);
-  Stream& stream = device.stream(Lane::compute);
-  device.kernels().fill(context.m(chunk), 0, stream);
-  device.kernels().fill(context.v(chunk), 0, stream);
-  device.wait_on_host(device.record(stream));
+// Weights and master weights of a chunk from its whole local master copy.
+void put_master(RankContext& context, int chunk, const float* master) {
+  put_weights(context, chunk, master);
+  context.put_state(chunk, StatePart::master, master + context.shard(chunk).begin);
 }
 
 // The part of an entry that lies in [range.begin, range.end) of the flat buffer.
@@ -70,8 +59,10 @@ void initialise(RankContext& context, int threads) {
   const Plan& plan = context.plan();
   for (int number : context.chunks()) {
     const FlatLayout& layout = plan.chunks[static_cast<size_t>(number)].parameters;
+    const Range own = context.shard(number);
+    const auto own_elements = static_cast<size_t>(own.end - own.begin);
     Buffer host = context.device().allocate_host(
-        static_cast<size_t>(layout.elements) * sizeof(float), "initial weights");
+        (static_cast<size_t>(layout.elements) + own_elements) * sizeof(float), "initial weights");
     auto* master = reinterpret_cast<float*>(host.data());
     std::fill_n(master, layout.elements, 0.0f);
     for (const FlatEntry& entry : layout.entries) {
@@ -80,7 +71,11 @@ void initialise(RankContext& context, int threads) {
           plan.architecture, parameter, plan.deck.run.seed, plan.mesh.tp, context.coord().tp,
           {master + entry.offset, DType::f32, local_shape(parameter, plan.mesh.tp)}, &pool);
     }
-    set_chunk(context, number, master);
+    put_master(context, number, master);
+    float* zeros = master + layout.elements;
+    std::fill_n(zeros, own_elements, 0.0f);
+    context.put_state(number, StatePart::m, zeros);
+    context.put_state(number, StatePart::v, zeros);
   }
 }
 
@@ -115,11 +110,10 @@ void restore(RankContext& context, const std::filesystem::path& checkpoint, Rest
                          .v = host_view(v + at, size)});
     }
     load_checkpoint(checkpoint, owner, weights);
-    set_chunk(context, number, master);
-    if (what == Restore::weights) continue;
-    load_checkpoint(checkpoint, owner, moments);
-    to_device(context.device(), context.m(number), m);
-    to_device(context.device(), context.v(number), v);
+    put_master(context, number, master);
+    if (what == Restore::everything) load_checkpoint(checkpoint, owner, moments);
+    context.put_state(number, StatePart::m, m);
+    context.put_state(number, StatePart::v, v);
   }
 }
 

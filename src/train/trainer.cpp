@@ -113,7 +113,8 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
   std::unique_ptr<RankContext> context;
   std::unique_ptr<Training> training;
   agree(control, [&] {
-    context = std::make_unique<RankContext>(plan, *device, links, rank);
+    context =
+        std::make_unique<RankContext>(plan, *device, links, rank, host_threads(plan.deck, control));
     training = std::make_unique<Training>(plan, control, *context, options, folder.get(),
                                           run_dir / "checkpoints", data, test, total);
   });

@@ -108,6 +108,12 @@ inline Deck random_deck(uint64_t seed) {
   d.precision.type = types[pick({0, 1, 2})];
   d.optimizer.zero = static_cast<int>(pick({0, 1}));
   d.eval.batch = pick({0, 1, 4});
+  const Home homes[] = {Home::device, Home::host, Home::nvme};
+  d.memory.optimizer = homes[pick({0, 0, 1, 2})];
+  if (d.memory.optimizer != Home::device) d.memory.weights = homes[pick({0, 1, 2})];
+  const ActivationStore stores[] = {ActivationStore::working, ActivationStore::int8,
+                                    ActivationStore::host};
+  d.memory.activations = stores[pick({0, 0, 1, 2})];
   return d;
 }
 

@@ -9,16 +9,15 @@
 #include <vector>
 
 #include "voltapile/base/dtype.hpp"
+#include "voltapile/deck/homes.hpp"
 
 namespace voltapile {
 
 enum class DeviceKind { cpu, cuda };
 enum class GpuKernels { automatic, volta };
-enum class Home { device, host, nvme };
 enum class Pool { mean, token };
 enum class Position { learned, sine2d };
 enum class Recompute { none, layers, selective };
-enum class ActivationStore { working, int8, host };
 enum class GradientStore { automatic, f32, working };
 // nccl: from GPU to GPU, one rank a GPU. staged: through pinned host memory and the host's
 // communicator, for ranks that share a GPU and for clusters without NCCL.
@@ -95,6 +94,7 @@ struct Deck {
     GradientStore gradients{};
     Home optimizer{}, weights{};
     std::optional<int64_t> device_limit_bytes, host_limit_bytes;
+    Homes homes() const { return {optimizer, weights, activations}; }
     bool operator==(const Memory&) const = default;
   } memory;
   struct Data {

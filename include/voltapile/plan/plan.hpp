@@ -22,13 +22,15 @@ struct Chunk {
 
 // Values are put into slots by liveness: a pool per kind of value, a slot holds one value at a
 // time. A slot is reused in program order; whoever executes lanes asynchronously waits for the
-// accesses of the value that a slot held before. Values that several lanes touch (boundary tensors,
-// gradients, batches) are double-buffered, so that such waits are short: a slot rests until another
-// of its pool has died.
+// accesses of the value that a slot held before. A value may live several times in a step (weights
+// that are fetched twice): it has one slot for all its lives. Values that several lanes touch
+// (boundary tensors, gradients, batches) are double-buffered, so that such waits are short: a slot
+// rests until another of its pool has died.
 struct ValuePool {
   Value value{};
   Value stored_in{};               // the pool whose slots these are: its own, or `gradients` for
-                                   // gradients reduced in place
+                                   // gradients reduced in place, or `host_gradients` for weights
+  Home home = Home::device;        // device or host
   std::vector<size_t> slot_bytes;  // one entry a slot
   // slot of (chunk, micro), -1 where this rank never holds it. Index: (chunk + 1) * (micros + 1) +
   // (micro + 1).
@@ -73,9 +75,13 @@ struct Plan {
   // an Arena made for one serves the other.
   Phase train, eval;
   DType gradient_store = DType::f32;  // what memory.gradients became
-  // Gradients are reduced where they were accumulated (same type, nothing to divide), so `reduced`
-  // has no memory of its own and a chunk's `gradients` slot is taken until its update.
+  // Gradients are reduced where they were accumulated, so `reduced` has no memory of its own and a
+  // chunk's `gradients` slot is taken until they have left: where the optimizer is elsewhere, and
+  // where type and size are the same.
   bool reduced_in_place = false;
+  // The host writes new weights where the gradients of the same size were, on their way to the
+  // device.
+  bool weights_in_place = false;
   bool sequence = false;           // what parallel.sequence became
   std::vector<std::string> notes;  // how automatic values were resolved, one line each
   int64_t steps_per_epoch = 0;     // 0 when the number of samples is not known yet
@@ -98,15 +104,35 @@ ChunkLayers layers_of(const Chunk& chunk);
 //   pictures, labels      u8 (B,channels,H,W), i32 (B)
 //   activation, gradient  boundary_tensor; 0 for chunk 0
 //   saved, deferred, workspace   chunk_saved, chunk_deferred, chunk_workspace of architecture.hpp
-//                         (memory.activations = "int8": a byte an element of saved and activation,
-//                         and an f32 scale a row)
+//   stored                stored_layout
 //   weights               parameters.elements, working
+//   host_weights          shard_elements, working; 0 where gradients were
 //   gradients             parameters.elements, acc
 //   reduced               shard_elements in gradient_store; 0 if reduced in place
+//   host_gradients        shard_elements in gradient_store
 //   state                 master, m, v: shard_elements each, acc, one after the other
-//   step_state, loss      kControlBytes
+//   step_state, norm_sums, loss   kControlBytes
 size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk);
 inline constexpr size_t kControlBytes = 1024;
+
+// How what a forward saved waits for its backward where it is not left as it is: one piece a tensor
+// of `saved`, and the chunk's input.
+struct StoredPiece {
+  Value from{};       // saved or activation
+  size_t offset = 0;  // in it
+  DType type{};
+  int64_t elements = 0;
+  bool quantised = false;        // codes at `at`, scales (f32, one a block) at `scales_at`; else
+  size_t at = 0, scales_at = 0;  // a copy at `at`
+  int64_t blocks() const { return (elements + kBlock - 1) / kBlock; }
+  static constexpr int64_t kBlock = 256;  // elements of a scale
+};
+struct StoredLayout {
+  std::vector<StoredPiece> pieces;
+  size_t bytes = 0;
+  int64_t drawn_blocks() const;  // of all quantised pieces
+};
+StoredLayout stored_layout(const Plan& plan, const Phase& phase, int chunk);
 
 // Throws Error(bad_input) with every fault at once: divisibility of batch, heads, image, mlp; more
 // chunks than blocks; schedule against shape; an unknown schedule file; a home that cannot be.

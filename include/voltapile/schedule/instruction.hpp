@@ -4,6 +4,8 @@
 #include <string_view>
 #include <vector>
 
+#include "voltapile/deck/homes.hpp"
+
 namespace voltapile {
 
 enum class Op : uint8_t {
@@ -18,18 +20,25 @@ enum class Op : uint8_t {
   send_gradient,
   receive_gradient,  // `chunk` is the one whose input the gradient belongs to (same numbering)
   store_activation,
-  fetch_activation,  // saved tensors to and from their home
-  gather_weights,    // bring a chunk's weights to the device: from host, nvme or the dp shards
-  reduce_gradients,  // tp all-reduce of replicated parameters, dp reduce-scatter, then to the
-                     // optimizer's home
-  norm,              // global gradient norm, loss and overflow vote
-  update,            // AdamW on a chunk's shard, on the lane of its home
-  snapshot,          // hand a chunk's state to the checkpoint writer
+  fetch_activation,   // saved tensors and the input of a chunk to and from where they wait
+  load_weights,       // from nvme to host memory
+  save_weights,       // and back
+  fetch_weights,      // a rank's shard of a chunk's weights from host memory to the device
+  gather_weights,     // the whole chunk's from the dp shards
+  reduce_gradients,   // tp all-reduce of replicated parameters, dp reduce-scatter, rounding to the
+                      // stored type, their squares and whether all are finite
+  offload_gradients,  // reduced gradients to host memory
+  norm,               // global gradient norm, loss and overflow vote
+  load_state,         // master weights and moments from nvme to host memory
+  update,             // AdamW on a chunk's shard, on the lane of its home
+  save_state,         // and back
+  snapshot,           // hand a chunk's state to the checkpoint writer
 };
 inline constexpr int kOpCount = static_cast<int>(Op::snapshot) + 1;
 
-enum class Lane : uint8_t { compute, pipe_in, pipe_out, dp, h2d, d2h, host };
-inline constexpr int kLaneCount = static_cast<int>(Lane::host) + 1;
+// Batches have a lane of their own: on h2d they would wait for weights that the host still updates.
+enum class Lane : uint8_t { compute, pipe_in, pipe_out, dp, input, h2d, d2h, host, disk };
+inline constexpr int kLaneCount = static_cast<int>(Lane::disk) + 1;
 
 std::string_view name_of(Op op);
 std::string_view name_of(Lane lane);
@@ -55,19 +64,25 @@ ChunkTable cyclic_chunks(int ranks, int chunks_per_rank);
 // What an instruction reads and writes, on its own rank. The engine's waits, buffer liveness,
 // validate() and simulate() are all derived from this one function.
 enum class Value : uint8_t {
-  pictures,    // (micro)         input pixels of the first chunk
-  labels,      // (micro)         targets of the last chunk
-  activation,  // (chunk, micro)  boundary activation entering `chunk`; chunk 0 has none
-  gradient,    // (chunk, micro)  its gradient
-  saved,       // (chunk, micro)  kept from forward to backward
-  deferred,    // (chunk, micro)  kept from backward_input to backward_weight
-  weights,     // (chunk)         working-type parameters
-  gradients,   // (chunk)         accumulated gradients
-  reduced,     // (chunk)         gradients as they leave for the optimizer
-  state,       // (chunk)         master weights and moments
-  step_state,  // ()              norm, clip factor, loss scale, ...
-  workspace,   // ()              temporaries of the compute lane
-  loss,        // ()              summed losses and counts; `norm` takes and clears them
+  pictures,        // (micro)         input pixels of the first chunk
+  labels,          // (micro)         targets of the last chunk
+  activation,      // (chunk, micro)  boundary activation entering `chunk`; chunk 0 has none
+  gradient,        // (chunk, micro)  its gradient
+  saved,           // (chunk, micro)  kept from forward to backward
+  stored,          // (chunk, micro)  saved and activation while they wait for backward, in 8 bits
+                   //                 or in host memory
+  deferred,        // (chunk, micro)  kept from backward_input to backward_weight
+  weights,         // (chunk)         working-type parameters on the device
+  host_weights,    // (chunk)         a rank's shard of them in host memory
+  gradients,       // (chunk)         accumulated gradients
+  reduced,         // (chunk)         gradients as they leave for the optimizer, on the device
+  host_gradients,  // (chunk)         and in host memory
+  state,           // (chunk)         master weights and moments
+  norm_sums,       // ()              squares and the vote of the chunks reduced so far; `norm`
+                   //                 takes and clears them
+  step_state,      // ()              norm, clip factor, loss scale, ...
+  workspace,       // ()              temporaries of the compute lane
+  loss,            // ()              summed losses and counts; `norm` takes and clears them
 };
 inline constexpr int kValueCount = static_cast<int>(Value::loss) + 1;
 std::string_view name_of(Value value);
@@ -78,24 +93,22 @@ struct Operand {
   int16_t chunk = -1, micro = -1;
   Access access;
 };
-// Values that outlive a step: every rank has them before its first instruction.
-constexpr bool is_persistent(Value value) {
-  return value == Value::weights || value == Value::state || value == Value::step_state ||
-         value == Value::workspace || value == Value::loss;
-}
 // What of the run changes operands.
 struct OperandRules {
   bool keep_input = true;  // backward reads the chunk's input activation again (recomputation, and
                            // weight gradients)
   bool training = true;    // false: forward keeps nothing (no `saved`)
+  Homes homes = {};
 };
-// `rank` is the pipeline rank that executes the instruction: `norm` reads `reduced` of its chunks.
-// Each value is named once. `gradients` of a chunk lives from its first backward instruction of a
-// step, which finds it cleared (whoever executes the program clears it), to reduce_gradients.
+// Values that outlive a step: every rank has them before its first instruction.
+bool is_persistent(Value value, const Homes& homes = {});
+// Each value is named once. A write begins a new life of its value. `gradients` of a chunk lives
+// from its first backward instruction of a step, which finds it cleared (whoever executes the
+// program clears it), to reduce_gradients.
 // `update` leaves weights and state as they are when the step is skipped, and with ZeRO-1 writes a
 // shard only: so it updates them. The first chunk's pictures are read again by its backward (the
 // patch embedding's weight gradient).
-std::vector<Operand> operands(const Instruction& instruction, int rank, const ChunkTable& chunks,
+std::vector<Operand> operands(const Instruction& instruction, const ChunkTable& chunks,
                               const OperandRules& rules = {});
 
 }  // namespace voltapile

@@ -14,7 +14,9 @@ namespace voltapile {
 
 struct ScheduleShape {
   ChunkTable chunks;
-  int micros = 1;  // micro-batches of a step, per data rank
+  int micros = 1;    // micro-batches of a step, per data rank
+  Homes homes = {};  // lower() inserts what they need; programs of a shape have its homes
+  OperandRules rules(bool training) const { return {true, training, homes}; }
 };
 
 // Names accepted by build(): "gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble_h1".
@@ -35,19 +37,23 @@ std::vector<Program> parse_schedule(std::string_view text, const ScheduleShape& 
                                     const std::string& path);
 
 struct LowerOptions {
-  bool recompute = false;  // insert `recompute` before backward / backward_input
-  bool gather_after_update =
-      false;  // ZeRO-1: weights are gathered from the dp shards after `update`
-  Lane update_lane = Lane::compute;
-  bool training = true;  // false: evaluation; forward only, no gradients
+  bool recompute = false;      // insert `recompute` before backward / backward_input
+  bool gather_shards = false;  // ZeRO-1: a chunk's weights are gathered from the dp shards
+  bool training = true;        // false: evaluation; forward only, no gradients
 };
 // Compute-only programs in, complete ones out. Adds load_batch (one micro-batch ahead), transfers
 // (none between chunks of one rank), recompute, reduce_gradients (after the last backward of a
 // chunk), norm, update, gather_weights. Every rank's result is a projection of one global order
 // over all lanes. Order of a step's end: reduce_gradients of each chunk as soon as it can, then
 // norm, then update (and gather_weights) chunk by chunk in the order in which the next step's
-// forward needs them. Throws Error(bad_input) when the compute programs wait for each other for
-// ever.
+// forward needs them.
+// shape.homes adds: with an optimizer on the host, offload_gradients after reduce_gradients, and
+// fetch_weights after update; on nvme, load_state (one chunk ahead) and save_state around update.
+// With weights elsewhere than on the device, a chunk's weights come anew for each run of compute
+// instructions of that chunk, one run ahead: load_weights (nvme), fetch_weights, gather_weights.
+// With activations not kept as they are, store_activation after forward and fetch_activation before
+// backward, left out where a backward directly follows its forward.
+// Throws Error(bad_input) when the compute programs wait for each other for ever.
 std::vector<Program> lower(const std::vector<Program>& compute, const ScheduleShape& shape,
                            const LowerOptions& options);
 
@@ -66,6 +72,9 @@ struct Costs {
   double forward = 1, backward_input = 1, backward_weight = 1;  // backward = both
   double recompute = 0;  // of a `recompute`; added to backward where programs have none
   double transfer = 0, reduce = 0, norm = 0, update = 0, gather = 0, load = 0;
+  double store = 0;                  // store_activation, and fetch_activation
+  double offload = 0;                // offload_gradients, and fetch_weights
+  double disk = 0;                   // a chunk's state or weights from or to nvme
   std::vector<double> chunk_weight;  // multiplies compute costs of a chunk
 };
 // Which memory of a rank holds a value: equal numbers share it, so they wait for each other; -1 is

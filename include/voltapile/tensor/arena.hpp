@@ -1,4 +1,4 @@
-// Named device memory of one rank, laid out by the plan and allocated before the first step: a slot
+// Named memory of one rank, on its device and its host, laid out by the plan and allocated before the first step: a slot
 // per line of the plan's buffer pools. Nothing is allocated after it.
 #pragma once
 #include <cstddef>

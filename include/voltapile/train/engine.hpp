@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "voltapile/base/thread_pool.hpp"
 #include "voltapile/comm/communicator.hpp"
 #include "voltapile/data/data.hpp"
 #include "voltapile/device/kernels.hpp"
@@ -18,11 +19,15 @@
 
 namespace voltapile {
 
+// What an optimizer keeps of each parameter.
+enum class StatePart { master, m, v };
+
 // Everything of one rank that outlives a step: where it stands on the mesh, its device, its links,
 // and the state of its chunks (weights, gradients, master weights, moments) in the training arena.
 class RankContext {
  public:
-  RankContext(const Plan& plan, Device& device, Links& links, int rank);
+  // `threads` of the host update what lives there.
+  RankContext(const Plan& plan, Device& device, Links& links, int rank, int threads = 1);
 
   const Plan& plan() const { return plan_; }
   Device& device() const { return device_; }
@@ -33,17 +38,27 @@ class RankContext {
   bool has_first_chunk() const;
   bool has_last_chunk() const;
 
-  TensorView weights(int chunk) const;    // (flat elements) working
+  Range shard(int chunk) const;           // of this data rank
+  TensorView weights(int chunk) const;    // (flat elements) working, on the device
   TensorView gradients(int chunk) const;  // (flat elements) acc
-  TensorView reduced(
-      int chunk) const;                // (shard elements) gradients as they leave for the optimizer
-  Range shard(int chunk) const;        // of this data rank
-  TensorView master(int chunk) const;  // (shard elements) acc, as m and v
+  // (shard elements) gradients as they leave for the optimizer, on the device
+  TensorView reduced(int chunk) const;
+  TensorView host_weights(int chunk) const;    // (shard elements) working
+  TensorView host_gradients(int chunk) const;  // (shard elements) as `reduced`
+  // (shard elements) acc, where the optimizer computes
+  TensorView master(int chunk) const;
   TensorView m(int chunk) const;
   TensorView v(int chunk) const;
+  ThreadPool& host_pool() const { return *host_pool_; }
+
+  // Between steps, every lane idle: a chunk's weights (working; all of them) and its shard of
+  // master weights and moments (f32) to and from their homes. `data` is in memory of allocate_host.
+
+  void put_weights(int chunk, const std::byte* data);
+  void put_state(int chunk, StatePart part, const float* data);
 
  private:
-  TensorView state_part(int chunk, int part) const;
+  TensorView state_part(int chunk, StatePart part) const;
 
   const Plan& plan_;
   Device& device_;
@@ -51,6 +66,7 @@ class RankContext {
   Coord coord_;
   std::vector<int> chunks_;
   Arena arena_;
+  std::unique_ptr<ThreadPool> host_pool_;
 };
 
 // What a step left behind, read once the step has been waited for.

@@ -93,17 +93,11 @@ TEST(NotTrainable, NamesEachKeyAndItsFix) {
   Deck deck = test::sample_deck();
   EXPECT_TRUE(not_trainable(make_plan(deck)).empty());
   deck.run.device = DeviceKind::cuda;
-  deck.memory.optimizer = Home::host;
-  deck.memory.weights = Home::nvme;
-  deck.memory.activations = ActivationStore::int8;
   deck.data.format = DataFormat::tar;
   deck.trace.steps = "1:2";
   const std::vector<std::string> messages = not_trainable(make_plan(deck));
   const std::vector<std::vector<std::string>> expected{
       {"sample.toml: run.device = \"cuda\"", "built without CUDA", "\"cpu\""},
-      {"memory.optimizer = \"host\"", "set \"device\""},
-      {"memory.weights = \"nvme\"", "set \"device\""},
-      {"memory.activations = \"int8\"", "set \"working\""},
       {"data.format = \"tar\"", "\"idx\" or \"synthetic\""},
       {"trace.steps = \"1:2\"", "leave it empty"}};
   ASSERT_EQ(messages.size(), expected.size());
@@ -133,10 +127,10 @@ TEST(InputDecks, Vit32bFitsFourV100s) {
   EXPECT_NEAR(static_cast<double>(plan.architecture.parameter_count()), 32.4e9, 0.2e9);
   size_t host = 0;
   for (int rank = 0; rank < 4; ++rank) {
-    EXPECT_LT(plan.device_bytes(rank), 30'000'000'000u);
+    EXPECT_LT(plan.device_bytes(rank), 28'000'000'000u);
     host += plan.bytes_at(Home::host, rank);
   }
-  EXPECT_NEAR(static_cast<double>(host), 14 * 32.4e9, 10e9);
+  EXPECT_NEAR(static_cast<double>(host), 14 * 32.4e9, 1e9);
   EXPECT_NO_THROW(require_fit(plan));
   const Forecast f = forecast(plan);
   EXPECT_NEAR(f.model_flops_per_step, 1.6e15, 0.05e15);

@@ -19,29 +19,38 @@ struct Life {
   size_t first = 0, last = 0;
   size_t bytes = 0;
   std::string name;
+  Value value{};
 };
 
-bool outlives_step(Value v) {
-  return v == Value::weights || v == Value::state || v == Value::step_state ||
-         v == Value::workspace || v == Value::loss;
+bool outlives_step(Value v, const Homes& homes) {
+  return (v == Value::weights && homes.weights == Home::device) ||
+         (v == Value::host_weights && homes.weights == Home::host) ||
+         (v == Value::state && homes.optimizer != Home::nvme) || v == Value::step_state ||
+         v == Value::workspace || v == Value::loss || v == Value::norm_sums;
 }
 
-// First and last access of each value, and the slot it was given.
+// First and last access of each life of each value, and the slot it was given.
 void check_rank(const Plan& plan, const Phase& phase, int rank, bool training) {
   const Program& program = phase.programs[static_cast<size_t>(rank)];
   const BufferPlan& buffers = phase.buffers[static_cast<size_t>(rank)];
-  std::map<std::tuple<Value, int, int>, Life> lives;
+  const Homes homes = plan.deck.memory.homes();
+  std::map<std::tuple<Value, int, int>, std::vector<Life>> all_lives;
   for (size_t i = 0; i < program.size(); ++i)
-    for (const Operand& o : operands(program[i], rank, phase.shape.chunks,
-                                     {.keep_input = true, .training = training})) {
-      auto [entry, is_new] = lives.try_emplace({o.value, o.chunk, o.micro});
-      Life& life = entry->second;
-      if (is_new) life.first = i;
-      life.last = outlives_step(o.value) ? program.size() : i;
-      if (outlives_step(o.value)) life.first = 0;
-      life.bytes = value_bytes(plan, phase, o.value, o.chunk);
-      life.name = format("{} chunk {} micro {}", name_of(o.value), o.chunk, o.micro);
+    for (const Operand& o : operands(program[i], phase.shape.chunks,
+                                     {.keep_input = true, .training = training, .homes = homes})) {
+      auto& own = all_lives[{o.value, o.chunk, o.micro}];
+      const bool outlives = outlives_step(o.value, homes);
+      if (own.empty() || (o.access == Access::write && !outlives)) {
+        own.push_back({.first = outlives ? 0 : i,
+                       .bytes = value_bytes(plan, phase, o.value, o.chunk),
+                       .name = format("{} chunk {} micro {}", name_of(o.value), o.chunk, o.micro),
+                       .value = o.value});
+      }
+      own.back().last = outlives ? program.size() : i;
     }
+  std::vector<std::pair<std::tuple<Value, int, int>, Life>> lives;
+  for (const auto& [key, own] : all_lives)
+    for (const Life& life : own) lives.emplace_back(key, life);
   // The memory behind a slot, where gradients may be reduced in place: then the two are one value.
   std::map<std::pair<Value, int>, std::vector<std::pair<std::tuple<Value, int, int>, Life>>> held;
   for (const auto& [key, life] : lives) {
@@ -52,11 +61,11 @@ void check_rank(const Plan& plan, const Phase& phase, int rank, bool training) {
     const auto& slots = buffers.pool(pool).slot_bytes;
     ASSERT_LT(static_cast<size_t>(slot), slots.size()) << life.name;
     EXPECT_GE(slots[static_cast<size_t>(slot)], life.bytes) << life.name << " does not fit";
-    const Value owner = value == Value::reduced ? pool : value;
+    const Value owner = pool;  // in place: the two are one value
     auto& tenants = held[{pool, slot}];
     bool merged = false;
     for (auto& [other_key, other] : tenants)
-      if (other_key == std::tuple{owner, chunk, micro}) {
+      if (other.value != value && other_key == std::tuple{owner, chunk, micro}) {
         other.first = std::min(other.first, life.first);
         other.last = std::max(other.last, life.last);
         merged = true;

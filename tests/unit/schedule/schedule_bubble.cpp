@@ -83,7 +83,7 @@ TEST(Headline, breadth_first_stays_at_1_9_percent_with_transfers_of_6_to_8_perce
 
 TEST(Headline, recomputation_needs_no_gradient_so_it_fills_a_part_of_the_bubble) {
   const ScheduleShape shape{cyclic_chunks(4, 10), 16};
-  const auto programs = lowered("breadth_first", shape, {true, false, Lane::compute, true});
+  const auto programs = lowered("breadth_first", shape, {true, false, true});
   const Timeline timeline = simulate(programs, shape, headline(0.07), 2);
   EXPECT_NEAR(bubble(timeline, 4, 1).fraction, 0.0145, 0.0002);
 }
@@ -122,7 +122,7 @@ TEST(Simulation, chunks_weigh_what_they_are_given_and_recompute_counts_once) {
   costs.chunk_weight = {1, 3};
   for (const bool instructions : {false, true}) {
     const Timeline timeline = simulate(
-        lowered("breadth_first", shape, {instructions, false, Lane::compute, true}), shape, costs);
+        lowered("breadth_first", shape, {instructions, false, true}), shape, costs);
     EXPECT_EQ(when(timeline, 0, Op::forward, 1, 0), Times(1, 4));
     EXPECT_EQ(when(timeline, 0, Op::backward, 1, 0).second, 13);
     EXPECT_EQ(when(timeline, 0, Op::backward, 0, 0).second, 16);
@@ -131,10 +131,10 @@ TEST(Simulation, chunks_weigh_what_they_are_given_and_recompute_counts_once) {
 
 // Two chunks on one rank, updates of 5 on the host: the second chunk's forward waits for its own.
 TEST(Simulation, waits_on_updates_are_exposed_optimizer_and_no_bubble) {
-  const ScheduleShape shape{cyclic_chunks(1, 2), 1};
+  const ScheduleShape shape{cyclic_chunks(1, 2), 1, {.optimizer = Home::host}};
   Costs costs;
   costs.update = 5;
-  const auto programs = lowered("breadth_first", shape, {false, false, Lane::host, true});
+  const auto programs = lowered("breadth_first", shape, {false, false, true});
   const Timeline timeline = simulate(programs, shape, costs, 2);
   EXPECT_EQ(when(timeline, 0, Op::update, 0, -1), Times(6, 11));
   EXPECT_EQ(when(timeline, 0, Op::forward, 0, 0, 1), Times(11, 12));

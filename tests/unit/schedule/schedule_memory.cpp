@@ -21,7 +21,7 @@ struct Life {
 std::map<Key, Life> lives(const Program& program, int rank, const ChunkTable& chunks) {
   std::map<Key, Life> result;
   for (int at = 0; at < static_cast<int>(program.size()); ++at)
-    for (const Operand& o : operands(program[static_cast<size_t>(at)], rank, chunks))
+    for (const Operand& o : operands(program[static_cast<size_t>(at)], chunks))
       if (!is_persistent(o.value))
         result.try_emplace({o.value, o.chunk, o.micro}, Life{at, at}).first->second.last = at;
   return result;
@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(All, WithFewBuffers, testing::ValuesIn(schedule_names()
 
 TEST_P(WithFewBuffers, programs_end) {
   for (const ScheduleShape& shape : shape_grid(GetParam())) {
-    const auto programs = lowered(GetParam(), shape, {true, true, Lane::host, true});
+    const auto programs = lowered(GetParam(), shape, {true, true, true});
     const Buffers buffers(programs, shape, 0);
     ASSERT_NO_THROW(simulate(programs, shape, {}, 3, buffers.memory())) << show(GetParam(), shape);
   }

@@ -17,9 +17,9 @@ namespace {
 
 const LowerOptions kOptions[] = {
     {},
-    {true, false, Lane::compute, true},
-    {false, true, Lane::host, true},
-    {true, true, Lane::compute, true},
+    {true, false, true},
+    {false, true, true},
+    {true, true, true},
 };
 
 int rank_of(const ScheduleShape& shape, int chunk) {
@@ -78,7 +78,7 @@ void expect_complete(const std::vector<Program>& programs, const ScheduleShape& 
     if (!options.training) continue;
     once(Op::reduce_gradients, rank, chunk, -1);
     once(Op::update, rank, chunk, -1);
-    if (options.gather_after_update) once(Op::gather_weights, rank, chunk, -1);
+    if (options.gather_shards) once(Op::gather_weights, rank, chunk, -1);
   }
   for (int rank = 0; options.training && rank < shape.chunks.ranks; ++rank)
     once(Op::norm, rank, -1, -1);
@@ -163,7 +163,7 @@ TEST_P(Schedules, survive_being_printed_and_parsed) {
 }
 
 TEST(Evaluation, runs_every_forward_once_on_any_shape) {
-  const LowerOptions options{false, false, Lane::compute, false};
+  const LowerOptions options{false, false, false};
   for (const ScheduleShape& shape : shape_grid("breadth_first")) {
     SCOPED_TRACE(show("forward only", shape));
     const std::vector<Program> programs = lower(build_forward_only(shape), shape, options);
@@ -226,8 +226,8 @@ TEST(OddShapes, what_a_schedule_is_not_defined_for_is_refused_with_the_fix) {
 }
 
 TEST(StepEnd, updates_come_in_the_order_in_which_the_next_forward_wants_them) {
-  const ScheduleShape shape{cyclic_chunks(2, 3), 4};
-  for (const Program& program : lowered("breadth_first", shape, {false, true, Lane::host, true})) {
+  const ScheduleShape shape{cyclic_chunks(2, 3), 4, {.optimizer = Home::host}};
+  for (const Program& program : lowered("breadth_first", shape, {.gather_shards = true})) {
     std::vector<int> forward, update, gather, reduce;
     for (const Instruction& i : program) {
       if (i.op == Op::forward && i.micro == 0) forward.push_back(i.chunk);
@@ -250,7 +250,7 @@ std::vector<int> peaks(const std::vector<Program>& programs, const ScheduleShape
     std::map<std::pair<int, int>, std::pair<int, int>> lives;
     const Program& program = programs[static_cast<size_t>(rank)];
     for (int at = 0; at < static_cast<int>(program.size()); ++at)
-      for (const Operand& o : operands(program[static_cast<size_t>(at)], rank, shape.chunks))
+      for (const Operand& o : operands(program[static_cast<size_t>(at)], shape.chunks))
         if (o.value == value)
           lives.try_emplace({o.chunk, o.micro}, at, at).first->second.second = at;
     std::vector<int> change(program.size() + 1);
@@ -284,7 +284,7 @@ TEST(Memory, breadth_first_has_the_gradients_of_one_chunk_at_a_time) {
 TEST(Memory, evaluation_holds_a_few_boundary_activations_whatever_the_number_of_micros) {
   const ScheduleShape shape{cyclic_chunks(4, 3), 40};
   const auto programs =
-      lower(build_forward_only(shape), shape, {false, false, Lane::compute, false});
+      lower(build_forward_only(shape), shape, {false, false, false});
   for (int most : peaks(programs, shape, Value::activation)) EXPECT_LE(most, 4);
   for (int most : peaks(programs, shape, Value::pictures)) EXPECT_LE(most, 2);
 }

@@ -26,7 +26,7 @@ const ScheduleShape kShape{cyclic_chunks(2, 2), 4};
 
 class Validate : public testing::Test {
  protected:
-  std::vector<Program> programs_ = lowered("interleaved", kShape, {true, true, Lane::host, true});
+  std::vector<Program> programs_ = lowered("interleaved", kShape, {true, true, true});
 
   Program::iterator find(int rank, Op op, int chunk, int micro) {
     Program& program = programs_[static_cast<size_t>(rank)];
@@ -56,7 +56,7 @@ class Validate : public testing::Test {
 TEST_F(Validate, accepts_what_was_not_touched) { EXPECT_NO_THROW(validate(programs_, kShape)); }
 
 TEST_F(Validate, sees_a_missing_backward) {
-  find(0, Op::recompute, 2, 1)[0] = {Op::load_batch, Lane::h2d, 0, 1};
+  find(0, Op::recompute, 2, 1)[0] = {Op::load_batch, Lane::input, 0, 1};
   programs_[0].erase(find(0, Op::load_batch, 0, 1));
   programs_[0].erase(find(0, Op::backward, 2, 1));
   expect_fault({"rank 0", "backward(2, 1) was not issued"});
@@ -132,7 +132,7 @@ TEST_F(Validate, sees_an_instruction_on_a_lane_that_cannot_run_it) {
 // Nobody reads what the last forward of an evaluation makes.
 TEST(ValidateEvaluation, sees_a_missing_forward) {
   const ScheduleShape shape{cyclic_chunks(2, 1), 2};
-  auto programs = lower(build_forward_only(shape), shape, {false, false, Lane::compute, false});
+  auto programs = lower(build_forward_only(shape), shape, {false, false, false});
   ASSERT_EQ(fault_of(programs, shape), "");
   std::erase(programs[1], Instruction{Op::forward, Lane::compute, 1, 1});
   EXPECT_NE(fault_of(programs, shape).find("forward(1, 1) was not issued"), std::string::npos);
@@ -160,7 +160,7 @@ TEST(ValidateOrder, sees_a_circular_wait) {
 TEST(ValidateOrder, sees_two_ranks_that_send_to_each_other_first) {
   const ScheduleShape shape{{2, {0, 1, 0}}, 2};
   const auto load = [](int16_t chunk, int16_t micro) {
-    return Instruction{Op::load_batch, Lane::h2d, chunk, micro};
+    return Instruction{Op::load_batch, Lane::input, chunk, micro};
   };
   const auto forward = [](int16_t chunk, int16_t micro) {
     return Instruction{Op::forward, Lane::compute, chunk, micro};

@@ -46,6 +46,12 @@ TEST_P(Rehearsal, AllocatesWhatThePlanCountsAndNothingInAStep) {
       slots += pool.slot_bytes.size();
     EXPECT_GE(counted.device_bytes, plan.device_bytes(pp));
     EXPECT_LE(counted.device_bytes, plan.device_bytes(pp) + 256 * slots);
+    size_t on_host = 0;
+    for (const ValuePool& pool : plan.train.buffers[static_cast<size_t>(pp)].pools)
+      if (pool.home == Home::host)
+        for (size_t slot : pool.slot_bytes) on_host += slot;
+    EXPECT_GE(counted.host_bytes, on_host);
+    EXPECT_LE(counted.host_bytes, on_host + 256 * slots);
 
     Engine engine(context, plan.train);
     const size_t before = counted.peak_device_bytes, host_before = counted.peak_host_bytes;
@@ -74,6 +80,14 @@ INSTANTIATE_TEST_SUITE_P(
               "memory.recompute=layers", "memory.checkpoint_every=\"chunk\""}},
         Case{"zero_bubble",
              {"parallel.pipeline=2", "parallel.schedule=zero_bubble_h1", "precision.type=bf16"}},
+        Case{"host_optimizer",
+             {"parallel.pipeline=2", "parallel.chunks=4", "parallel.schedule=breadth_first",
+              "memory.optimizer=host", "precision.type=f16"}},
+        Case{"all_on_the_host",
+             {"parallel.pipeline=2", "parallel.data=2", "parallel.schedule=1f1b",
+              "memory.optimizer=host", "memory.weights=host", "memory.activations=host"}},
+        Case{"eight_bits",
+             {"memory.activations=int8", "memory.recompute=layers", "precision.type=bf16"}},
         Case{"all_axes",
              {"parallel.pipeline=2", "parallel.data=2", "parallel.tensor=2", "optimizer.zero=1",
               "parallel.sequence=true", "memory.recompute=selective", "precision.type=f16"}}),

@@ -1,0 +1,118 @@
+// Where weights, state and activations live changes no number: every home gives the bits of the
+// device home on the same layout, but for activations in 8 bits, which stay close.
+#include <cmath>
+#include <random>
+
+#include <gtest/gtest.h>
+
+#include "small_run.hpp"
+
+namespace voltapile {
+namespace {
+
+using testing::Folder;
+using testing::run_as_threads;
+using testing::RunOutcome;
+
+struct Case {
+  std::vector<std::string> layout;
+  std::string optimizer, weights, activations;
+};
+
+std::vector<std::vector<std::string>> layouts() {
+  return {
+      {},
+      {"parallel.pipeline=2", "parallel.schedule=\"1f1b\""},
+      {"parallel.pipeline=2", "parallel.schedule=\"breadth_first\"", "parallel.chunks=2",
+       "memory.recompute=\"layers\"", "memory.checkpoint_every=\"chunk\""},
+      {"parallel.data=2", "parallel.schedule=\"gpipe\"", "optimizer.zero=1"},
+      {"parallel.data=2", "parallel.tensor=2", "optimizer.zero=0"},
+      {"parallel.pipeline=2", "parallel.data=2", "parallel.schedule=\"interleaved\"",
+       "parallel.chunks=2", "optimizer.zero=1", "memory.recompute=\"selective\""},
+      {"parallel.pipeline=2", "parallel.schedule=\"zero_bubble_h1\"", "memory.recompute=\"layers\"",
+       "memory.checkpoint_every=2"},
+  };
+}
+
+std::vector<std::string> with(std::vector<std::string> overrides,
+                              const std::vector<std::string>& more) {
+  overrides.insert(overrides.end(), more.begin(), more.end());
+  return overrides;
+}
+
+RunOutcome run(const Folder& folder, int& number, std::vector<std::string> overrides) {
+  overrides.push_back(format("run.name=\"run{}\"", number++));
+  return run_as_threads(testing::kSmallDeck, overrides, folder.path());
+}
+
+void expect_same_bits(const RunOutcome& a, const RunOutcome& b, const std::string& what) {
+  ASSERT_EQ(a.losses.size(), b.losses.size()) << what;
+  ASSERT_GE(a.losses.size(), 5u);
+  for (size_t i = 0; i < a.losses.size(); ++i) {
+    EXPECT_EQ(a.losses[i], b.losses[i]) << what << " step " << i;
+    EXPECT_EQ(a.records[i].grad_norm, b.records[i].grad_norm) << what << " step " << i;
+  }
+  ASSERT_EQ(a.summary.evaluation.has_value(), b.summary.evaluation.has_value());
+  EXPECT_EQ(a.summary.evaluation->loss, b.summary.evaluation->loss) << what;
+}
+
+TEST(Homes, GiveTheBitsOfTheDeviceHomeOnTheSameLayout) {
+  Folder folder;
+  int number = 0;
+  std::mt19937 random(11);
+  for (const auto& layout : layouts()) {
+    const RunOutcome reference = run(folder, number, layout);
+    for (const char* optimizer : {"device", "host", "nvme"})
+      for (const char* weights : {"device", "host", "nvme"})
+        for (const char* activations : {"working", "host"}) {
+          const bool at_home = std::string(optimizer) == "device";
+          if (at_home && std::string(weights) != "device") continue;
+          if (at_home && std::string(activations) == "working") continue;
+          if (!testing::full_tests() && random() % 3 != 0) continue;
+          const std::vector<std::string> homes{
+              format("memory.optimizer=\"{}\"", optimizer),
+              format("memory.weights=\"{}\"", weights),
+              format("memory.activations=\"{}\"", activations),
+              format("memory.nvme_dir=\"{}\"", folder.path().string()), "memory.gradients=\"f32\""};
+          expect_same_bits(run(folder, number, with(layout, homes)), reference,
+                           join(layout, " ") + " " + join(homes, " "));
+        }
+  }
+}
+
+// Skipped steps leave weights and state alone at every home: the first loss scale overflows f16.
+TEST(Homes, SkipTheSameStepsInF16) {
+  Folder folder;
+  int number = 0;
+  const std::vector<std::string> f16{"precision.type=\"f16\"", "run.steps=8",
+                                     "precision.initial_loss_scale=1e9",
+                                     "memory.gradients=\"working\""};
+  const RunOutcome reference = run(folder, number, f16);
+  int skipped = 0;
+  for (const TrainRecord& record : reference.records) skipped += record.skipped;
+  ASSERT_GT(skipped, 0);
+  ASSERT_LT(skipped, 8);
+  for (const char* weights : {"device", "host"})
+    expect_same_bits(
+        run(folder, number,
+            with(f16, {"memory.optimizer=\"host\"", format("memory.weights=\"{}\"", weights)})),
+        reference, weights);
+}
+
+TEST(Homes, ActivationsInEightBitsStayClose) {
+  Folder folder;
+  int number = 0;
+  for (const auto& layout : layouts()) {
+    const std::vector<std::string> longer = with(layout, {"run.steps=20"});
+    const RunOutcome reference = run(folder, number, longer);
+    const RunOutcome stored = run(folder, number, with(longer, {"memory.activations=\"int8\""}));
+    ASSERT_EQ(stored.losses.size(), reference.losses.size());
+    EXPECT_EQ(stored.losses.front(), reference.losses.front()) << "forward itself keeps all bits";
+    EXPECT_NE(stored.losses.back(), reference.losses.back()) << "nothing was stored";
+    EXPECT_NEAR(stored.losses.back(), reference.losses.back(), 0.005 * reference.losses.back())
+        << join(layout, " ");
+  }
+}
+
+}  // namespace
+}  // namespace voltapile
