@@ -37,12 +37,14 @@ __device__ int range_after(const Range* ranges, int count, int64_t at) {
   return low;
 }
 
+// The host's order of operations (device/host/adamw.hpp), with nothing left to be contracted.
 __device__ __forceinline__ void update(float g, const Factors& f, float decay, float& master,
                                        float& m, float& v) {
   const float gradient = g * f.multiplier;
-  m = f.beta1 * m + (1 - f.beta1) * gradient;
-  v = f.beta2 * v + (1 - f.beta2) * gradient * gradient;
-  master = master * decay - f.step_size * m / (sqrtf(v) * f.inverse_root_correction + f.eps);
+  m = fmaf(f.beta1, m, (1 - f.beta1) * gradient);
+  v = fmaf(f.beta2, v, (1 - f.beta2) * gradient * gradient);
+  const float denominator = fmaf(sqrtf(v), f.inverse_root_correction, f.eps);
+  master = fmaf(master, decay, -(f.step_size * m / denominator));
 }
 
 // A block takes tiles of kThreads * kUnroll packs of N. `weights` is null where they are `master`.

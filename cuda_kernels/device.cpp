@@ -56,6 +56,8 @@ class CudaDevice final : public Device {
                   context_.volta() && gpu.sm >= 80 ? ", kernels of sm_70" : "");
   }
 
+  std::string pci_address() const override { return context_.gpu().bus_id; }
+
   Buffer allocate(size_t bytes, std::string_view what) override {
     context_.enter();
     return context_.memory().allocate(bytes, what);

@@ -5,7 +5,7 @@
 #
 #   spack env create voltapile
 #   spack -e voltapile add gcc@12 meson ninja pkgconf openmpi +cuda schedulers=slurm \
-#     hdf5 ~mpi eigen spdlog fmt cli11 nlohmann-json xxhash zlib googletest
+#     hdf5 ~mpi eigen spdlog fmt cli11 nlohmann-json xxhash hwloc zlib googletest
 #   spack -e voltapile install
 #
 # toml++ may be missing there: it is one header, toml++/toml.h, found through CPLUS_INCLUDE_PATH and

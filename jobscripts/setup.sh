@@ -4,9 +4,9 @@
 
 voltapile_packages=(
   g++ pkg-config meson ninja-build
-  libopenmpi-dev openmpi-bin libhdf5-dev zlib1g-dev libxxhash-dev libdnnl-dev
-  libeigen3-dev libtomlplusplus-dev libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev
-  libgtest-dev python3-pytest python3-h5py
+  libopenmpi-dev openmpi-bin libhdf5-dev zlib1g-dev libxxhash-dev libhwloc-dev libdnnl-dev
+  liburing-dev libeigen3-dev libtomlplusplus-dev libspdlog-dev libfmt-dev libcli11-dev
+  nlohmann-json3-dev libgtest-dev python3-pytest python3-h5py
   dataset-fashion-mnist
 )
 
@@ -24,8 +24,9 @@ install_packages() {
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
     say "No apt here, so nothing is installed. Needed, as modules or packages of this machine:" \
       "a C++20 compiler, Meson 1.0, ninja, MPI, HDF5 (serial), Eigen 3.4, toml++ 3, spdlog, fmt," \
-      "CLI11, nlohmann-json, xxHash, zlib, GoogleTest; oneDNN is optional. Python with h5py and" \
-      "pytest serves the tests, Fashion-MNIST (four gzipped IDX files) the quickstart."
+      "CLI11, nlohmann-json, xxHash, hwloc, zlib, GoogleTest; oneDNN and liburing are optional." \
+      "Python with h5py and pytest serves the tests, Fashion-MNIST (four gzipped IDX files) the" \
+      "quickstart."
     return 1
   fi
   installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null || true)

@@ -53,6 +53,8 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::string describe() const = 0;
+  // Of the GPU, "0000:17:00.0"; empty where the device has none.
+  virtual std::string pci_address() const { return {}; }
   virtual Buffer allocate(size_t bytes,
                           std::string_view what) = 0;  // 256-byte aligned; Error(does_not_fit)
   virtual Buffer allocate_host(size_t bytes,

@@ -1,8 +1,12 @@
+#include <atomic>
 #include <cmath>
 #include <numeric>
 #include <set>
+#include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include "voltapile/base/dtype.hpp"
 #include "voltapile/base/error.hpp"
@@ -63,6 +67,62 @@ TEST(ThreadPool, CoversEveryIndexOnceWithBordersIndependentOfThreads) {
       EXPECT_EQ(wrong_border.load(), 0);
     }
   }
+}
+
+TEST(ThreadPool, GivesEachThreadItsOwnShareAndEveryPieceOnce) {
+  for (int threads : {1, 2, 5}) {
+    ThreadPool pool(threads);
+    for (int64_t count : {0, 1, 7, 64, 1000}) {
+      std::vector<std::atomic<int>> hits(static_cast<size_t>(count));
+      std::atomic<int> wrong_border{0};
+      pool.for_each_share(count, 7, [&](int64_t begin, int64_t end) {
+        if (begin % 7 != 0 || (end != count && end - begin != 7)) ++wrong_border;
+        for (int64_t i = begin; i < end; ++i) ++hits[static_cast<size_t>(i)];
+      });
+      for (auto& hit : hits) EXPECT_EQ(hit.load(), 1);
+      EXPECT_EQ(wrong_border.load(), 0);
+    }
+  }
+  // The first thread waits in its share until another has done the whole of its own, and only then
+  // would be helped.
+  ThreadPool pool(2);
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> second_half{0}, by_caller{0};
+  pool.for_each_share(10, 1, [&](int64_t begin, int64_t) {
+    if (std::this_thread::get_id() == caller) {
+      by_caller += begin >= 5;
+      while (second_half < 5) std::this_thread::yield();
+    } else if (begin >= 5) {
+      ++second_half;
+    }
+  });
+  EXPECT_EQ(by_caller.load(), 0);
+}
+
+TEST(ThreadPool, BindsItsThreadsToTheCpusGiven) {
+  cpu_set_t allowed;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  int last = 0;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(static_cast<size_t>(cpu), &allowed)) last = cpu;
+  const std::vector<int> cpus = {last};
+  ThreadPool pool(2, cpus);
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> met{0}, elsewhere{0};
+  pool.for_each_share(2, 1, [&](int64_t begin, int64_t) {
+    if (std::this_thread::get_id() == caller) {
+      while (met == 0) std::this_thread::yield();
+      return;
+    }
+    if (begin == 1) met = 1;
+    cpu_set_t mine;
+    sched_getaffinity(0, sizeof(mine), &mine);
+    if (CPU_COUNT(&mine) != 1 || !CPU_ISSET(static_cast<size_t>(last), &mine)) ++elsewhere;
+  });
+  EXPECT_EQ(elsewhere.load(), 0);
+  cpu_set_t after;
+  sched_getaffinity(0, sizeof(after), &after);
+  EXPECT_TRUE(CPU_EQUAL(&allowed, &after)) << "the caller is left as it was";
 }
 
 TEST(ThreadPool, RethrowsTheBodysErrorAndStaysUsable) {

@@ -1,0 +1,43 @@
+// AdamW where the optimizer lives in host memory: one pass over memory, vectorised for the
+// processor that runs it. The CPU device's Kernels::adamw is the same code, so both homes give the
+// same bits.
+#pragma once
+#include <span>
+#include <string_view>
+
+#include "voltapile/base/tensor_view.hpp"
+#include "voltapile/base/thread_pool.hpp"
+#include "voltapile/device/kernels.hpp"
+
+namespace voltapile::host {
+
+// One flat buffer (or shard) of n elements. The rule is that of Kernels::adamw, in f32 with fused
+// multiply-adds, in an order of operations that no processor changes:
+//   g = gradients * multiplier
+//   m = fma(beta1, m, (1 - beta1) g);   v = fma(beta2, v, ((1 - beta2) g) g)
+//   master = fma(master, decay, -(step_size m / fma(sqrt(v), inverse_root_correction, eps)))
+//   ema = fma(d, ema, (1 - d) master)
+// with decay = 1 - lr * weight_decay inside `decayed`, else 1; step_size = lr / (1 - beta1^t);
+// inverse_root_correction = 1 / sqrt(1 - beta2^t); t = state->adam_step + 1 (these in f64, rounded
+// once).
+struct AdamWTask {
+  TensorView gradients;  // (n) f32, f16 or bf16
+  TensorView master;     // (n) f32
+  TensorView m, v;       // (n) f32
+  TensorView ema;        // (n) f32, optional: ema = d * ema + (1 - d) * master after the update
+  double ema_decay = 0;  // d
+  // (n) f32, f16 or bf16, optional: master rounded to nearest even. Written also where the step is
+  // skipped; the rest is then left alone. May be the master itself.
+  TensorView weights;
+  std::span<const Range> decayed;
+  AdamW rules;
+  const StepState* state = nullptr;  // read when the task runs
+};
+
+// Returns when all is done. No result depends on the number of threads.
+void adamw(ThreadPool& pool, const AdamWTask& task);
+
+// What adamw() uses on this processor: "avx512", "avx2" (both with FMA and F16C) or "portable".
+std::string_view instruction_set();
+
+}  // namespace voltapile::host
