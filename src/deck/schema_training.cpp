@@ -158,6 +158,14 @@ void add_memory(Schema& schema) {
                       "chunk.",
               .on_resume = OnResume::may_change,
               .also = "parameters weights_home"});
+  memory.add(
+      "nvme_dir", &M::nvme_dir, Text{"a folder name"},
+      {.fallback = literal("\"\""),
+       .help = "Folder on a fast disk of each machine that runs a rank, for what has its home "
+               "on nvme. The files there go when the run ends, however it ends.",
+       .on_resume = OnResume::may_change,
+       .also = "nvme_path swap_dir offload_dir",
+       .naming = Naming::file});
   memory.add("device_limit", &M::device_limit_bytes, Bytes{},
              {.fallback = not_set("what the device has"),
               .help = "Device memory that a rank may use; the plan must fit.",

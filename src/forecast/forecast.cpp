@@ -119,9 +119,6 @@ std::vector<std::string> not_trainable(const Plan& plan) {
   const std::string_view later = "this version plans it but cannot train it yet";
   if (deck.run.device == DeviceKind::cuda && !cuda_is_built())
     refuse("run.device", "cuda", "this program was built without CUDA", "set \"cpu\"");
-  if (deck.memory.optimizer == Home::nvme)
-    refuse("memory.optimizer", "nvme", later, "set \"host\"");
-  if (deck.memory.weights == Home::nvme) refuse("memory.weights", "nvme", later, "set \"host\"");
   const DataFormat format_ = deck.data.format;
   if (format_ == DataFormat::folder || format_ == DataFormat::tar || format_ == DataFormat::hdf5)
     refuse("data.format",

@@ -122,6 +122,13 @@ void check_homes(const Deck& deck, Faults& faults) {
                "the optimizer updates weights at their home, and memory.optimizer = \"device\" is "
                "elsewhere: set memory.optimizer to \"host\" or \"nvme\", or memory.weights to "
                "\"device\"");
+  const auto needs_dir = [&](std::string_view key, Home home) {
+    if (home == Home::nvme && memory.nvme_dir.empty())
+      faults.add(key, "\"nvme\"",
+                 "needs memory.nvme_dir, a folder on a fast disk of each machine that runs a rank");
+  };
+  needs_dir("memory.optimizer", memory.optimizer);
+  needs_dir("memory.weights", memory.weights);
 }
 
 }  // namespace

@@ -5,29 +5,32 @@
 namespace voltapile {
 namespace {
 
-constexpr size_t kAlignment = 256;
-
-size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+// On the host to whole pages, which a disk takes without a copy.
+size_t aligned(size_t bytes, Home home) {
+  const size_t alignment = home == Home::device ? 256 : 4096;
+  return (bytes + alignment - 1) / alignment * alignment;
+}
 
 }  // namespace
 
-Arena::Arena(Device& device, const BufferPlan& buffers) : plan_(&buffers) {
+Arena::Arena(Device& device, const BufferPlan& buffers, ThreadPool& host) : plan_(&buffers) {
   Pools pools;
   std::vector<Buffer> storage;
   for (const ValuePool& pool : buffers.pools) {
     size_t bytes = 0;
-    for (size_t slot : pool.slot_bytes) bytes += aligned(slot);
+    for (size_t slot : pool.slot_bytes) bytes += aligned(slot, pool.home);
     std::byte* next = nullptr;
     if (bytes > 0) {
-      storage.push_back(pool.home == Home::device
-                            ? device.allocate(bytes, name_of(pool.value))
-                            : device.allocate_host(bytes, name_of(pool.value)));
+      const std::string_view what = name_of(pool.value);
+      storage.push_back(pool.home == Home::device    ? device.allocate(bytes, what)
+                        : pool.value == Value::state ? device.allocate_compute(bytes, what, host)
+                                                     : device.allocate_host(bytes, what));
       next = storage.back().data();
     }
     std::vector<std::byte*> slots;
     for (size_t slot : pool.slot_bytes) {
       slots.push_back(slot == 0 ? nullptr : next);
-      if (slot > 0) next += aligned(slot);
+      if (slot > 0) next += aligned(slot, pool.home);
     }
     pools.push_back(std::move(slots));
   }

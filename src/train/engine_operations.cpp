@@ -134,9 +134,11 @@ void Engine::Impl::enqueue_once(const BoundInstruction& bound, Stream& stream,
     case Op::store_activation: return store_activation(chunk, micro, stream);
     case Op::fetch_activation: return fetch_activation(chunk, micro, stream);
     case Op::load_weights:
+      return stream.run_on_host([this, chunk] { context.load_weights(chunk); });
     case Op::save_weights:
-    case Op::load_state:
-    case Op::save_state:
+      return stream.run_on_host([this, chunk] { context.save_weights(chunk); });
+    case Op::load_state: return stream.run_on_host([this, chunk] { context.load_state(chunk); });
+    case Op::save_state: return stream.run_on_host([this, chunk] { context.save_state(chunk); });
     case Op::snapshot: break;
   }
   VP_CHECK(false, "no program of this version holds {}", name_of(instruction.op));

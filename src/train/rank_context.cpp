@@ -1,17 +1,40 @@
+#include <cstring>
+
 #include "voltapile/train/engine.hpp"
 
 namespace voltapile {
+namespace {
+
+constexpr size_t kDiskBlock = 4096;
+
+std::span<std::byte> bytes_at(const TensorView& view) {
+  return {static_cast<std::byte*>(view.data), view.bytes()};
+}
+
+}  // namespace
 
 RankContext::RankContext(const Plan& plan, Device& device, Links& links, int rank, int threads)
     : plan_(plan),
       device_(device),
       links_(links),
       coord_(plan.mesh.coord(rank)),
-      arena_(device, plan.train.buffers[static_cast<size_t>(coord_.pp)]),
       host_pool_(
-          std::make_unique<ThreadPool>(plan.deck.memory.optimizer == Home::device ? 1 : threads)) {
+          std::make_unique<ThreadPool>(plan.deck.memory.optimizer == Home::device ? 1 : threads)),
+      arena_(device, plan.train.buffers[static_cast<size_t>(coord_.pp)], *host_pool_),
+      on_disk_(plan.chunks.size()) {
   for (int chunk = 0; chunk < static_cast<int>(plan.chunks.size()); ++chunk) {
-    if (plan.chunks[static_cast<size_t>(chunk)].rank == coord_.pp) chunks_.push_back(chunk);
+    if (plan.chunks[static_cast<size_t>(chunk)].rank != coord_.pp) continue;
+    chunks_.push_back(chunk);
+    const auto place = [&](size_t bytes) {
+      const size_t at = disk_bytes_;
+      disk_bytes_ += (bytes + kDiskBlock - 1) / kDiskBlock * kDiskBlock;
+      return at;
+    };
+    OnDisk& on_disk = on_disk_[static_cast<size_t>(chunk)];
+    if (plan.deck.memory.optimizer == Home::nvme)
+      on_disk.state = place(value_bytes(plan, plan.train, Value::state, chunk));
+    if (plan.deck.memory.weights == Home::nvme)
+      on_disk.weights = place(value_bytes(plan, plan.train, Value::host_weights, chunk));
   }
 }
 
@@ -71,24 +94,87 @@ TensorView RankContext::master(int chunk) const { return state_part(chunk, State
 TensorView RankContext::m(int chunk) const { return state_part(chunk, StatePart::m); }
 TensorView RankContext::v(int chunk) const { return state_part(chunk, StatePart::v); }
 
+TensorView RankContext::state(int chunk) const {
+  const TensorView first = master(chunk);
+  const size_t bytes = value_bytes(plan_, plan_.train, Value::state, chunk);
+  return {first.data, first.dtype, {static_cast<int64_t>(bytes / bytes_of(first.dtype))}};
+}
+
+host::DiskFile& RankContext::disk() const {
+  if (!disk_)
+    disk_ = std::make_unique<host::DiskFile>(
+        plan_.deck.memory.nvme_dir,
+        format("{}_rank_{:05}", plan_.deck.run.name, plan_.mesh.rank(coord_)), disk_bytes_);
+  return *disk_;
+}
+
 void RankContext::put_weights(int chunk, const std::byte* data) {
-  Stream& stream = device_.stream(Lane::compute);
-  if (plan_.deck.memory.weights == Home::device) {
+  const Home home = plan_.deck.memory.weights;
+  if (home == Home::device) {
     const TensorView here = weights(chunk);
+    Stream& stream = device_.stream(Lane::compute);
     device_.copy(here.data, data, here.bytes(), stream);
-  } else {
-    const TensorView here = host_weights(chunk);
-    const auto skipped = static_cast<size_t>(shard(chunk).begin) * bytes_of(here.dtype);
-    device_.copy(here.data, data + skipped, here.bytes(), stream);
+    device_.wait_on_host(device_.record(stream));
+    return;
   }
-  device_.wait_on_host(device_.record(stream));
+  const TensorView here = host_weights(chunk);
+  std::memcpy(here.data, data + static_cast<size_t>(shard(chunk).begin) * bytes_of(here.dtype),
+              here.bytes());
+  if (home == Home::nvme) save_weights(chunk);
 }
 
 void RankContext::put_state(int chunk, StatePart part, const float* data) {
   const TensorView here = state_part(chunk, part);
-  Stream& stream = device_.stream(Lane::compute);
-  device_.copy(here.data, data, here.bytes(), stream);
-  device_.wait_on_host(device_.record(stream));
+  switch (plan_.deck.memory.optimizer) {
+    case Home::device: {
+      Stream& stream = device_.stream(Lane::compute);
+      device_.copy(here.data, data, here.bytes(), stream);
+      device_.wait_on_host(device_.record(stream));
+      return;
+    }
+    case Home::host: std::memcpy(here.data, data, here.bytes()); return;
+    case Home::nvme:
+      disk().write(
+          on_disk_[static_cast<size_t>(chunk)].state + static_cast<size_t>(part) * here.bytes(),
+          {reinterpret_cast<const std::byte*>(data), here.bytes()});
+      return;
+  }
+}
+
+void RankContext::get_state(int chunk, StatePart part, float* data) const {
+  const TensorView here = state_part(chunk, part);
+  switch (plan_.deck.memory.optimizer) {
+    case Home::device: {
+      Stream& stream = device_.stream(Lane::d2h);
+      device_.copy(data, here.data, here.bytes(), stream);
+      device_.wait_on_host(device_.record(stream));
+      return;
+    }
+    case Home::host: std::memcpy(data, here.data, here.bytes()); return;
+    case Home::nvme:
+      disk().read(
+          on_disk_[static_cast<size_t>(chunk)].state + static_cast<size_t>(part) * here.bytes(),
+          {reinterpret_cast<std::byte*>(data), here.bytes()});
+      return;
+  }
+}
+
+const float* RankContext::state_on_host(int chunk, StatePart part) const {
+  if (plan_.deck.memory.optimizer != Home::host) return nullptr;
+  return static_cast<const float*>(state_part(chunk, part).data);
+}
+
+void RankContext::load_state(int chunk) const {
+  disk().read(on_disk_[static_cast<size_t>(chunk)].state, bytes_at(state(chunk)));
+}
+void RankContext::save_state(int chunk) const {
+  disk().write(on_disk_[static_cast<size_t>(chunk)].state, bytes_at(state(chunk)));
+}
+void RankContext::load_weights(int chunk) const {
+  disk().read(on_disk_[static_cast<size_t>(chunk)].weights, bytes_at(host_weights(chunk)));
+}
+void RankContext::save_weights(int chunk) const {
+  disk().write(on_disk_[static_cast<size_t>(chunk)].weights, bytes_at(host_weights(chunk)));
 }
 
 }  // namespace voltapile

@@ -1,6 +1,7 @@
 #include "run_state.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "voltapile/base/thread_pool.hpp"
@@ -119,36 +120,42 @@ void restore(RankContext& context, const std::filesystem::path& checkpoint, Rest
 
 void stage(RankContext& context, StagedState& staged) {
   const Plan& plan = context.plan();
-  Device& device = context.device();
   const bool owns_copies = plan.deck.optimizer.zero == 1 || context.coord().dp == 0;
   staged.pieces.clear();
   size_t held = 0;
-  Stream& stream = device.stream(Lane::d2h);
   for (int number : context.chunks()) {
     if (!owns_copies) break;
     const Range own = context.shard(number);
     const auto n = static_cast<size_t>(own.end - own.begin);
-    if (staged.memory.size() == held)
-      staged.memory.push_back(device.allocate_host(3 * n * sizeof(float), "state on its way"));
-    auto* host = reinterpret_cast<float*>(staged.memory[held++].data());
-    device.copy(host, context.master(number).data, n * sizeof(float), stream);
-    device.copy(host + n, context.m(number).data, n * sizeof(float), stream);
-    device.copy(host + 2 * n, context.v(number).data, n * sizeof(float), stream);
+    std::array<const float*, 3> parts{};
+    for (size_t part = 0; part < parts.size(); ++part) {
+      const auto what = static_cast<StatePart>(part);
+      parts[part] = context.state_on_host(number, what);
+      if (parts[part] != nullptr) continue;
+      if (staged.memory.size() == held)
+        staged.memory.push_back(
+            context.device().allocate_host(n * sizeof(float), "state on its way"));
+      auto* host = reinterpret_cast<float*>(staged.memory[held++].data());
+      context.get_state(number, what, host);
+      parts[part] = host;
+    }
     for (const FlatEntry& entry : plan.chunks[static_cast<size_t>(number)].parameters.entries) {
       const Parameter& parameter = parameter_of(plan.architecture, entry);
       if (parameter.split == Split::replicated && context.coord().tp != 0) continue;
       const Overlap part = overlap(entry, own);
       if (part.empty()) continue;
-      const int64_t size = part.end - part.begin, at = part.begin - own.begin;
+      const auto view = [&](StatePart of) {
+        const float* data = parts[static_cast<size_t>(of)] + (part.begin - own.begin);
+        return host_view(const_cast<float*>(data), part.end - part.begin);  // which only reads it
+      };
       staged.pieces.push_back({.parameter = &parameter,
                                .begin = part.begin - entry.offset,
                                .end = part.end - entry.offset,
-                               .master = host_view(host + at, size),
-                               .m = host_view(host + n + static_cast<size_t>(at), size),
-                               .v = host_view(host + 2 * n + static_cast<size_t>(at), size)});
+                               .master = view(StatePart::master),
+                               .m = view(StatePart::m),
+                               .v = view(StatePart::v)});
     }
   }
-  device.wait_on_host(device.record(stream));
 }
 
 std::filesystem::path write(const RankContext& context, Communicator& link,

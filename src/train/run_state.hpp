@@ -13,12 +13,14 @@ void initialise(RankContext& context, int threads);
 // Weights of every rank from a checkpoint; moments too when `with_moments`.
 enum class Restore { weights, everything };
 void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what);
-// This rank's part of a checkpoint, in host memory: one buffer a chunk.
+// This rank's part of a checkpoint, in host memory: one buffer a chunk and part of its state, or
+// the state itself where that is at home.
 struct StagedState {
   std::vector<Buffer> memory;
   std::vector<Piece> pieces;
 };
-// Fills `staged`, whose memory is allocated the first time. Every lane must be idle.
+// Fills `staged`, whose memory is allocated the first time. Every lane must be idle, and stay so
+// until the state has been written where it is itself at home on the host.
 void stage(RankContext& context, StagedState& staged);
 // Collective over `link`, which has all ranks.
 std::filesystem::path write(const RankContext& context, Communicator& link,

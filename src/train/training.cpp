@@ -173,6 +173,8 @@ void Training::save() {
   });
   saver_.start(run, plan_.deck.checkpoint.keep_last);
   saved_ = waited_;
+  // The state itself is being written.
+  if (plan_.deck.memory.optimizer == Home::host) finish_save();
   last_step_at_ += now_seconds() - began;  // not the next step's time
 }
 

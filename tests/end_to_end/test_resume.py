@@ -39,6 +39,26 @@ VARIANTS = {
         "--set",
         "memory.recompute=layers",
     ],
+    "away from the device": [
+        "--set",
+        "memory.optimizer=nvme",
+        "--set",
+        "memory.weights=nvme",
+        "--set",
+        "memory.activations=host",
+        "--set",
+        "memory.nvme_dir=scratch",
+    ],
+    "host optimizer": [
+        "--set",
+        "memory.optimizer=host",
+        "--set",
+        "precision.type=bf16",
+        "--set",
+        "parallel.chunks=2",
+        "--set",
+        "parallel.schedule=breadth_first",
+    ],
 }
 
 

@@ -21,12 +21,12 @@ struct Case {
 
 std::vector<std::vector<std::string>> layouts() {
   return {
-      {},
+      {"parallel.schedule=\"gpipe\""},
       {"parallel.pipeline=2", "parallel.schedule=\"1f1b\""},
       {"parallel.pipeline=2", "parallel.schedule=\"breadth_first\"", "parallel.chunks=2",
        "memory.recompute=\"layers\"", "memory.checkpoint_every=\"chunk\""},
       {"parallel.data=2", "parallel.schedule=\"gpipe\"", "optimizer.zero=1"},
-      {"parallel.data=2", "parallel.tensor=2", "optimizer.zero=0"},
+      {"parallel.data=2", "parallel.tensor=2", "optimizer.zero=0", "parallel.schedule=\"gpipe\""},
       {"parallel.pipeline=2", "parallel.data=2", "parallel.schedule=\"interleaved\"",
        "parallel.chunks=2", "optimizer.zero=1", "memory.recompute=\"selective\""},
       {"parallel.pipeline=2", "parallel.schedule=\"zero_bubble_h1\"", "memory.recompute=\"layers\"",
@@ -50,7 +50,9 @@ void expect_same_bits(const RunOutcome& a, const RunOutcome& b, const std::strin
   ASSERT_GE(a.losses.size(), 5u);
   for (size_t i = 0; i < a.losses.size(); ++i) {
     EXPECT_EQ(a.losses[i], b.losses[i]) << what << " step " << i;
-    EXPECT_EQ(a.records[i].grad_norm, b.records[i].grad_norm) << what << " step " << i;
+    EXPECT_EQ(a.records[i].skipped, b.records[i].skipped) << what << " step " << i;
+    if (!a.records[i].skipped)
+      EXPECT_EQ(a.records[i].grad_norm, b.records[i].grad_norm) << what << " step " << i;
   }
   ASSERT_EQ(a.summary.evaluation.has_value(), b.summary.evaluation.has_value());
   EXPECT_EQ(a.summary.evaluation->loss, b.summary.evaluation->loss) << what;
@@ -85,7 +87,7 @@ TEST(Homes, SkipTheSameStepsInF16) {
   Folder folder;
   int number = 0;
   const std::vector<std::string> f16{"precision.type=\"f16\"", "run.steps=8",
-                                     "precision.initial_loss_scale=1e9",
+                                     "precision.initial_loss_scale=4e6",
                                      "memory.gradients=\"working\""};
   const RunOutcome reference = run(folder, number, f16);
   int skipped = 0;

@@ -1,4 +1,5 @@
-// A run continues on any other layout: mesh, schedule, micro-batch, recomputation, ZeRO stage.
+// A run continues on any other layout: mesh, schedule, micro-batch, recomputation, ZeRO stage,
+// homes.
 #include <random>
 
 #include <gtest/gtest.h>
@@ -14,7 +15,7 @@ using testing::RunOutcome;
 
 class Layouts {
  public:
-  explicit Layouts(unsigned seed) : random_(seed) {}
+  Layouts(unsigned seed, std::string nvme_dir) : nvme_dir_(std::move(nvme_dir)), random_(seed) {}
 
   // One that the small deck's 8 blocks, 4 heads and 8 samples allow.
   std::vector<std::string> draw() {
@@ -24,7 +25,14 @@ class Layouts {
     const bool many = schedule == "interleaved" || schedule == "breadth_first";
     // Interleaving needs micro-batches in multiples of the pipeline.
     const int micro = schedule == "interleaved" ? 8 / dp / std::min(pp, 8 / dp) : pick({1, 2});
-    return {format("parallel.pipeline={}", pp),
+    const std::string optimizer = pick<std::string>({"device", "host", "nvme"});
+    const std::string weights =
+        optimizer == "device" ? optimizer : pick<std::string>({"device", "host", "nvme"});
+    return {format("memory.optimizer=\"{}\"", optimizer),
+            format("memory.weights=\"{}\"", weights),
+            format("memory.activations=\"{}\"", pick<std::string>({"working", "host"})),
+            format("memory.nvme_dir=\"{}\"", nvme_dir_),
+            format("parallel.pipeline={}", pp),
             format("parallel.data={}", dp),
             format("parallel.tensor={}", tp),
             format("parallel.schedule=\"{}\"", schedule),
@@ -40,6 +48,7 @@ class Layouts {
   }
 
  private:
+  std::string nvme_dir_;
   std::mt19937 random_;
 };
 
@@ -55,7 +64,7 @@ TEST(Resharding, ARunContinuesOnAnyOtherLayout) {
     return run_as_threads(testing::kSmallDeck, overrides, folder.path());
   };
   const RunOutcome unbroken = run("unbroken", {});
-  Layouts layouts(3);
+  Layouts layouts(3, (folder.path() / "nvme").string());
   const int pairs = testing::full_tests() ? 30 : 6;
   for (int pair = 0; pair < pairs; ++pair) {
     const std::string name = format("pair{}", pair);

@@ -61,6 +61,7 @@ inline Deck sample_deck() {
               .gradients = GradientStore::automatic,
               .optimizer = Home::device,
               .weights = Home::device,
+              .nvme_dir = "nvme",
               .device_limit_bytes = std::nullopt,
               .host_limit_bytes = std::nullopt};
   d.data.format = DataFormat::synthetic;

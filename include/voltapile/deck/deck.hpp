@@ -93,6 +93,7 @@ struct Deck {
     ActivationStore activations{};
     GradientStore gradients{};
     Home optimizer{}, weights{};
+    std::string nvme_dir;  // resolved against the deck's folder
     std::optional<int64_t> device_limit_bytes, host_limit_bytes;
     Homes homes() const { return {optimizer, weights, activations}; }
     bool operator==(const Memory&) const = default;

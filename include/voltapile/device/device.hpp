@@ -16,6 +16,7 @@ namespace voltapile {
 
 class Stream;
 class Kernels;
+class ThreadPool;
 
 // A point in a stream's order: "everything enqueued before". A plain value; the default one has
 // always happened.
@@ -59,6 +60,8 @@ class Device {
                           std::string_view what) = 0;  // 256-byte aligned; Error(does_not_fit)
   virtual Buffer allocate_host(size_t bytes,
                                std::string_view what) = 0;  // visible to copies on every lane
+  // Host memory that the host alone computes on, touched by the pool's threads.
+  virtual Buffer allocate_compute(size_t bytes, std::string_view what, ThreadPool& pool) = 0;
   virtual size_t allocated_bytes() const = 0;
   // Device memory that this process holds besides: the driver's, its libraries' and their code.
   virtual size_t overhead_bytes() const { return 0; }

@@ -10,6 +10,7 @@
 #include "voltapile/base/thread_pool.hpp"
 #include "voltapile/comm/communicator.hpp"
 #include "voltapile/data/data.hpp"
+#include "voltapile/device/host/disk.hpp"
 #include "voltapile/device/kernels.hpp"
 #include "voltapile/model/chunk_model.hpp"
 #include "voltapile/optim/optim.hpp"
@@ -53,20 +54,37 @@ class RankContext {
 
   // Between steps, every lane idle: a chunk's weights (working; all of them) and its shard of
   // master weights and moments (f32) to and from their homes. `data` is in memory of allocate_host.
-
   void put_weights(int chunk, const std::byte* data);
   void put_state(int chunk, StatePart part, const float* data);
+  void get_state(int chunk, StatePart part, float* data) const;
+  // Where the state lies in host memory all the time, (shard elements) f32; else null.
+  const float* state_on_host(int chunk, StatePart part) const;
+
+  // Between a chunk's place on nvme and its slots in host memory. Block; for the disk lane.
+  void load_state(int chunk) const;
+  void save_state(int chunk) const;
+  void load_weights(int chunk) const;
+  void save_weights(int chunk) const;
 
  private:
+  struct OnDisk {
+    size_t state = 0, weights = 0;  // offsets
+  };
+
   TensorView state_part(int chunk, StatePart part) const;
+  TensorView state(int chunk) const;  // all parts
+  host::DiskFile& disk() const;
 
   const Plan& plan_;
   Device& device_;
   Links& links_;
   Coord coord_;
   std::vector<int> chunks_;
-  Arena arena_;
   std::unique_ptr<ThreadPool> host_pool_;
+  Arena arena_;
+  std::vector<OnDisk> on_disk_;  // by chunk
+  size_t disk_bytes_ = 0;
+  mutable std::unique_ptr<host::DiskFile> disk_;  // made when it is first needed
 };
 
 // What a step left behind, read once the step has been waited for.

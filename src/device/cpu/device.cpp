@@ -6,6 +6,7 @@
 
 #include "voltapile/base/clock.hpp"
 #include "voltapile/base/units.hpp"
+#include "voltapile/device/host/memory.hpp"
 
 #include "kernels.hpp"
 #include "stream.hpp"
@@ -55,6 +56,9 @@ class CpuDevice final : public Device {
   }
   Buffer allocate_host(size_t bytes, std::string_view what) override {
     return allocate(bytes, what);
+  }
+  Buffer allocate_compute(size_t bytes, std::string_view what, ThreadPool& pool) override {
+    return host::compute_memory(bytes, what, pool);
   }
   size_t allocated_bytes() const override { return *allocated_; }
 

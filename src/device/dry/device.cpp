@@ -39,6 +39,9 @@ class DryDevice final : public Device {
     return take(bytes, counters_->host_memory[std::string(what)], counters_->host_bytes,
                 counters_->peak_host_bytes, real);
   }
+  Buffer allocate_compute(size_t bytes, std::string_view what, ThreadPool&) override {
+    return allocate_host(bytes, what);
+  }
   size_t allocated_bytes() const override { return counters_->device_bytes; }
 
   Stream& stream(Lane lane) override {

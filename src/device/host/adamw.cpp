@@ -88,7 +88,8 @@ void adamw(const Code& code, ThreadPool& pool, const AdamWTask& task) {
   check(task);
   const int64_t n = task.master.elements();
   const TensorView weights = task.weights.data == task.master.data ? TensorView{} : task.weights;
-  const Store store = n < kStreamed ? Store::cached : Store::streamed;
+  const bool in_place = weights.data == task.gradients.data;  // whose lines are in the cache
+  const Store store = n < kStreamed || in_place ? Store::cached : Store::streamed;
   const auto update =
       code.update[type_of(task.gradients, "gradients")][type_of(weights, "weights")];
   const auto round = code.round[type_of(weights, "weights")];

@@ -18,9 +18,9 @@ template <class T>
 
 template <class G, class W>
 struct Pointers {
-  const G* __restrict gradients;
+  const G* gradients;
   float* __restrict master, * __restrict m, * __restrict v, * __restrict ema;
-  W* __restrict weights;
+  W* weights;  // may be where the gradients are
 };
 
 template <class V>

@@ -103,6 +103,11 @@ TEST(Faults, WeightsAwayNeedTheOptimizerAway) {
   Deck deck = test::sample_deck();
   deck.memory.weights = Home::host;
   expect_parts(fault_of(deck), {"memory.weights = \"host\"", "memory.optimizer"});
+  deck.memory.optimizer = deck.memory.weights = Home::nvme;
+  EXPECT_EQ(fault_of(deck), "");
+  deck.memory.nvme_dir = "";
+  expect_parts(fault_of(deck),
+               {"memory.weights = \"nvme\"", "memory.optimizer = \"nvme\"", "memory.nvme_dir"});
 }
 
 TEST(Faults, AllAtOnce) {

@@ -27,7 +27,8 @@ struct AdamWTask {
   TensorView ema;        // (n) f32, optional: ema = d * ema + (1 - d) * master after the update
   double ema_decay = 0;  // d
   // (n) f32, f16 or bf16, optional: master rounded to nearest even. Written also where the step is
-  // skipped; the rest is then left alone. May be the master itself.
+  // skipped; the rest is then left alone. May be the master itself,
+  // or the memory of gradients of the same type.
   TensorView weights;
   std::span<const Range> decayed;
   AdamW rules;
