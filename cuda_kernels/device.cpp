@@ -4,6 +4,7 @@
 
 #include "voltapile/base/clock.hpp"
 #include "voltapile/base/units.hpp"
+#include "voltapile/device/host/memory.hpp"
 
 #include "kernels.hpp"
 #include "stream.hpp"
@@ -65,6 +66,9 @@ class CudaDevice final : public Device {
   Buffer allocate_host(size_t bytes, std::string_view what) override {
     context_.enter();
     return context_.memory().allocate_host(bytes, what);
+  }
+  Buffer allocate_compute(size_t bytes, std::string_view what, ThreadPool& pool) override {
+    return host::compute_memory(bytes, what, pool);
   }
   size_t allocated_bytes() const override { return context_.memory().allocated_bytes(); }
   size_t overhead_bytes() const override { return context_.memory().overhead_bytes(); }

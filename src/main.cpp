@@ -11,6 +11,7 @@
 
 #include "voltapile/base/clock.hpp"
 #include "voltapile/base/error.hpp"
+#include "voltapile/base/host.hpp"
 #include "voltapile/base/log.hpp"
 #include "voltapile/base/units.hpp"
 #include "voltapile/base/version.hpp"
@@ -42,7 +43,8 @@ struct Arguments {
   bool go = false;
   double began = 0;
   BenchOptions bench;
-  std::string hardware_file;
+  std::string hardware;       // to read
+  std::string hardware_file;  // to write
   DType export_type = DType::f32;
   Compared compared = Compared::weights;
 };
@@ -60,23 +62,29 @@ Exit codes: 0 done | 2 the deck or the command line is wrong | 3 it will not fit
             4 bad data or checkpoint | 5 a rank or a device failed
             75 stopped early on purpose after a checkpoint: submit the same command again)";
 
-// What keeps a valid plan from running here.
-void require_trainable(const Plan& plan) {
+void require_possible(const Plan& plan) {
   const std::vector<std::string> missing = not_trainable(plan);
   if (!missing.empty()) throw Error(ExitCode::bad_input, join(missing, "\n"));
-  require_fit(plan);
+}
+
+// What keeps a valid plan from running on this machine, now.
+void require_trainable(const Plan& plan) {
+  require_possible(plan);
+  require_fit(plan, {}, HostMemory{available_memory(), local_ranks(plan.mesh.size())});
 }
 
 ExitCode show_plan(const Arguments& arguments) {
   const Plan plan = make_plan(load_deck(arguments.deck, arguments.overrides));
-  std::cout << describe(plan);
+  const Hardware hardware =
+      arguments.hardware.empty() ? Hardware{} : load_hardware(arguments.hardware);
+  std::cout << describe(plan, hardware);
   const std::vector<std::string> missing = not_trainable(plan);
   if (!missing.empty()) {
     std::cout << "\nThis version plans this deck but cannot train it:\n";
     for (const std::string& line : missing) std::cout << "  " << line << "\n";
   }
   std::cout.flush();
-  require_fit(plan);
+  require_fit(plan, hardware);
   return ExitCode::done;
 }
 
@@ -104,7 +112,8 @@ ExitCode show_status(const Arguments& arguments) {
 
 ExitCode show_submission(Arguments arguments) {
   const Plan plan = make_plan(load_deck(arguments.deck, arguments.overrides));
-  require_trainable(plan);
+  require_possible(plan);
+  require_fit(plan);
   SubmitOptions& options = arguments.submit;
   options.deck = arguments.deck;
   options.overrides = arguments.overrides;
@@ -291,6 +300,8 @@ int run(int argc, char** argv) {
                    "a step folder or a run folder; default: the run's latest");
   CLI::App* plan = with_deck(
       app.add_subcommand("plan", "show mesh, chunks, schedule, memory and cost; runs nothing"));
+  plan->add_option("--hardware", arguments.hardware,
+                   "a file that `voltapile bench --write` made on the machine that will train");
   CLI::App* ranks = with_deck(app.add_subcommand("ranks", "print how many ranks the deck needs"));
   CLI::App* status = with_deck(app.add_subcommand(
       "status", "how far the deck's run is; exit code 0 when it is finished, else 75"));

@@ -31,8 +31,9 @@ std::string shortened(const std::vector<std::string>& parts) {
 
 class Page {
  public:
-  Page(const Plan& plan, int columns)
+  Page(const Plan& plan, const Hardware& hardware, int columns)
       : plan_(plan),
+        hardware_(hardware),
         deck_(plan.deck),
         forecast_(forecast(plan)),
         columns_(static_cast<size_t>(std::max(columns, 80))) {}
@@ -99,6 +100,7 @@ class Page {
                               deck_.eval.batch, plural(plan_.mesh.dp, "data rank")));
     fact("numbers", numbers());
     fact("work", work());
+    fact("forecast", time());
     fact("activations", activations());
   }
 
@@ -118,6 +120,13 @@ class Page {
                                          : std::string(", dynamic loss scale");
     return format("{}{}; gradients leave as {}; sequence parallelism {}", name_of(working), scale,
                   name_of(plan_.gradient_store), plan_.sequence ? "on" : "off");
+  }
+
+  std::string time() const {
+    const double seconds = step_seconds(plan_, hardware_);
+    return format("{} a step at best, {:.3g} samples/s, as FLOPs and bytes bound it on {}",
+                  show_seconds(seconds), static_cast<double>(deck_.batch.global) / seconds,
+                  hardware_.device);
   }
 
   std::string work() const {
@@ -222,6 +231,7 @@ class Page {
   }
 
   const Plan& plan_;
+  const Hardware& hardware_;
   const Deck& deck_;
   Forecast forecast_;
   size_t columns_;
@@ -230,6 +240,8 @@ class Page {
 
 }  // namespace
 
-std::string describe(const Plan& plan, int columns) { return Page(plan, columns).text(); }
+std::string describe(const Plan& plan, const Hardware& hardware, int columns) {
+  return Page(plan, hardware, columns).text();
+}
 
 }  // namespace voltapile

@@ -1,13 +1,17 @@
 #include "voltapile/forecast/fit.hpp"
 
 #include <algorithm>
+#include <functional>
 
 #include "voltapile/base/error.hpp"
 #include "voltapile/base/units.hpp"
+#include "voltapile/forecast/forecast.hpp"
 
 namespace voltapile {
 
 namespace {
+
+std::string show(size_t bytes) { return show_bytes(static_cast<double>(bytes)); }
 
 // The three heaviest lines of one home, for the message.
 std::string heaviest(std::vector<MemoryLine> lines, Home home) {
@@ -22,40 +26,177 @@ std::string heaviest(std::vector<MemoryLine> lines, Home home) {
   return join(texts, ", ");
 }
 
-}  // namespace
-
-void require_fit(const Plan& plan) {
+// The lines of one machine's ranks, and whether they fit.
+std::vector<std::string> faults_of(const Plan& plan, const Hardware& hardware,
+                                   const std::optional<HostMemory>& here) {
   std::vector<std::string> faults;
-  size_t all_hosts = 0;
+  const bool on_cpu = plan.deck.run.device == DeviceKind::cpu;  // whose memory is the host's
+  size_t all_hosts = 0, most = 0;
   int heaviest_rank = 0;
   for (int pp = 0; pp < plan.mesh.pp; ++pp) {
-    const size_t on_device = plan.device_bytes(pp), on_host = plan.bytes_at(Home::host, pp);
-    if (on_host > plan.bytes_at(Home::host, heaviest_rank)) heaviest_rank = pp;
+    const size_t on_device = plan.device_bytes(pp) + hardware.overhead_bytes;
+    const size_t on_host = plan.bytes_at(Home::host, pp) + (on_cpu ? on_device : 0);
+    if (on_host > most) heaviest_rank = pp;
+    most = std::max(most, on_host);
     all_hosts += on_host * static_cast<size_t>(plan.mesh.dp * plan.mesh.tp);
     const auto limit = plan.deck.memory.device_limit_bytes;
     if (!limit || on_device <= static_cast<size_t>(*limit)) continue;
     faults.push_back(format(
         "ranks at pp{} need {} of device memory, more than memory.device_limit = {} (heaviest: {})",
-        pp, show_bytes(static_cast<double>(on_device)), show_bytes(static_cast<double>(*limit)),
+        pp, show(on_device), show(static_cast<size_t>(*limit)),
         heaviest(plan.memory(pp), Home::device)));
   }
-  // All ranks are taken to share one host: the deck's limit is per host, and how ranks spread is
-  // not known here.
-  const auto limit = plan.deck.memory.host_limit_bytes;
-  if (limit && all_hosts > static_cast<size_t>(*limit)) {
-    faults.push_back(
-        format("all ranks together need {} of host memory, more than memory.host_limit = {} "
-               "(heaviest: {})",
-               show_bytes(static_cast<double>(all_hosts)), show_bytes(static_cast<double>(*limit)),
-               heaviest(plan.memory(heaviest_rank), Home::host)));
+  const auto too_much = [&](size_t needed, std::string_view who, const std::string& bound) {
+    faults.push_back(format("{} need {} of host memory, more than {} (heaviest: {})", who,
+                            show(needed), bound, heaviest(plan.memory(heaviest_rank), Home::host)));
+  };
+  // How ranks spread over machines is known only to a job: until then all are taken to share one.
+  const size_t ranks = static_cast<size_t>(plan.mesh.size());
+  const auto of_here = [&](size_t all) {
+    return here ? all / ranks * static_cast<size_t>(here->ranks) : all;
+  };
+  if (const auto limit = plan.deck.memory.host_limit_bytes) {
+    if (of_here(all_hosts) > static_cast<size_t>(*limit))
+      too_much(of_here(all_hosts), "all ranks of a machine together",
+               format("memory.host_limit = {}", show(static_cast<size_t>(*limit))));
+  } else if (here && of_here(all_hosts) > here->available) {
+    too_much(of_here(all_hosts), format("this machine's {} ranks", here->ranks),
+             format("the {} that are available there (memory.host_limit overrides what the system "
+                    "claims)",
+                    show(here->available)));
   }
+  return faults;
+}
+
+struct Change {
+  std::string text;  // as in a deck
+  std::vector<std::string> keys;
+  std::function<void(Deck&)> apply;
+};
+
+// What may be given up for memory, each less of one thing. Only what this deck has not done yet.
+std::vector<Change> changes_for(const Deck& deck) {
+  std::vector<Change> list;
+  const auto add = [&](bool sensible, std::string key, std::string value,
+                       std::function<void(Deck&)> apply) {
+    if (sensible) list.push_back({key + " = " + value, {key}, std::move(apply)});
+  };
+  const auto& m = deck.memory;
+  add(m.recompute == Recompute::none, "memory.recompute", "\"selective\"",
+      [](Deck& d) { d.memory.recompute = Recompute::selective; });
+  add(m.recompute != Recompute::layers, "memory.recompute",
+      "\"layers\", memory.checkpoint_every = 1", [](Deck& d) {
+        d.memory.recompute = Recompute::layers;
+        d.memory.checkpoint_every = 1;
+      });
+  add(m.recompute != Recompute::layers || m.checkpoint_every, "memory.recompute",
+      "\"layers\", memory.checkpoint_every = \"chunk\"", [](Deck& d) {
+        d.memory.recompute = Recompute::layers;
+        d.memory.checkpoint_every.reset();
+      });
+  add(m.activations == ActivationStore::working, "memory.activations", "\"int8\"",
+      [](Deck& d) { d.memory.activations = ActivationStore::int8; });
+  add(m.activations != ActivationStore::host, "memory.activations", "\"host\"",
+      [](Deck& d) { d.memory.activations = ActivationStore::host; });
+  add(m.optimizer == Home::device, "memory.optimizer", "\"host\"",
+      [](Deck& d) { d.memory.optimizer = Home::host; });
+  add(m.optimizer != Home::device && m.weights == Home::device, "memory.weights", "\"host\"",
+      [](Deck& d) { d.memory.weights = Home::host; });
+  add(m.optimizer != Home::nvme && !m.nvme_dir.empty(), "memory.optimizer", "\"nvme\"",
+      [](Deck& d) { d.memory.optimizer = Home::nvme; });
+  add(deck.optimizer.zero == 0 && deck.parallel.data > 1, "optimizer.zero", "1",
+      [](Deck& d) { d.optimizer.zero = 1; });
+  for (int64_t micro = deck.batch.micro / 2; micro >= 1; micro /= 2)
+    add(deck.batch.global % (micro * deck.parallel.data) == 0, "batch.micro", std::to_string(micro),
+        [micro](Deck& d) { d.batch.micro = micro; });
+  const int most = static_cast<int>(deck.model.depth) / deck.parallel.pipeline;
+  for (int chunks : {2 * deck.parallel.chunks, most})
+    add(chunks <= most && chunks > deck.parallel.chunks && deck.parallel.schedule != "file",
+        "parallel.chunks", format("{}, parallel.schedule = \"breadth_first\"", chunks),
+        [chunks](Deck& d) {
+          d.parallel.chunks = chunks;
+          d.parallel.schedule = "breadth_first";
+        });
+  return list;
+}
+
+std::optional<Remedy> try_changes(const Plan& plan, const std::vector<const Change*>& changes,
+                                  const Hardware& hardware, const std::optional<HostMemory>& here) {
+  Deck deck = plan.deck;
+  std::vector<std::string> texts;
+  for (const Change* change : changes) {
+    change->apply(deck);
+    texts.push_back(change->text);
+  }
+  try {
+    const Plan changed = make_plan(deck);
+    if (!faults_of(changed, hardware, here).empty()) return std::nullopt;
+    return Remedy{join(texts, ", "), step_seconds(changed, hardware)};
+  } catch (const Error&) { return std::nullopt; }  // such a deck cannot be
+}
+
+}  // namespace
+
+std::vector<Remedy> remedies(const Plan& plan, const Hardware& hardware,
+                             const std::optional<HostMemory>& here) {
+  const std::vector<Change> changes = changes_for(plan.deck);
+  constexpr size_t kShown = 3, kMostKeys = 3;
+  std::vector<Remedy> found;
+  std::vector<std::vector<const Change*>> enough;  // sets that fit
+  // All sets of one change, then of two where those are too few, then of three where there is none:
+  // never with changes that fit without the rest.
+  std::vector<std::vector<size_t>> sets{{}};
+  for (size_t size = 1; size <= kMostKeys; ++size) {
+    if (found.size() >= kShown || (size == kMostKeys && !found.empty())) break;
+    std::vector<std::vector<size_t>> larger;
+    for (const auto& set : sets)
+      for (size_t next = set.empty() ? 0 : set.back() + 1; next < changes.size(); ++next) {
+        std::vector<size_t> candidate = set;
+        candidate.push_back(next);
+        std::vector<const Change*> chosen;
+        bool twice = false;
+        for (size_t at : candidate) {
+          for (const Change* other : chosen) twice |= other->keys == changes[at].keys;
+          chosen.push_back(&changes[at]);
+        }
+        const bool fits_without = std::any_of(enough.begin(), enough.end(), [&](const auto& small) {
+          return std::includes(chosen.begin(), chosen.end(), small.begin(), small.end());
+        });
+        if (twice || fits_without) continue;
+        larger.push_back(candidate);
+        if (auto remedy = try_changes(plan, chosen, hardware, here)) {
+          found.push_back(*remedy);
+          enough.push_back(chosen);
+        }
+      }
+    sets = std::move(larger);
+  }
+  std::stable_sort(found.begin(), found.end(), [](const Remedy& a, const Remedy& b) {
+    return a.step_seconds < b.step_seconds;
+  });
+  if (found.size() > kShown) found.resize(kShown);
+  return found;
+}
+
+void require_fit(const Plan& plan, const Hardware& hardware,
+                 const std::optional<HostMemory>& here) {
+  const std::vector<std::string> faults = faults_of(plan, hardware, here);
   if (faults.empty()) return;
-  faults.push_back(
-      "less memory: memory.recompute = \"layers\", a smaller batch.micro, more parallel.pipeline "
-      "or "
-      "parallel.tensor, optimizer.zero = 1 with parallel.data > 1; `voltapile plan` shows each "
-      "part");
-  throw Error(ExitCode::does_not_fit, "it will not fit:\n  " + join(faults, "\n  "));
+  std::string text = "it will not fit:\n  " + join(faults, "\n  ");
+  const double now = step_seconds(plan, hardware);
+  const std::vector<Remedy> list = remedies(plan, hardware, here);
+  if (list.empty()) {
+    text +=
+        "\n  No change of up to three keys makes it fit: more parallel.pipeline or "
+        "parallel.tensor ranks, or a smaller model, would; `voltapile plan` shows each part";
+  } else {
+    text += format("\n  What would make it fit, cheapest first (steps as forecast for {}):",
+                   hardware.device);
+    for (const Remedy& remedy : list)
+      text += format("\n    {}: a step of {} in place of {}", remedy.change,
+                     show_seconds(remedy.step_seconds), show_seconds(now));
+  }
+  throw Error(ExitCode::does_not_fit, text);
 }
 
 }  // namespace voltapile

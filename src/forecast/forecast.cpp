@@ -88,6 +88,50 @@ Costs costs_by_flops(const Plan& plan) {
   return costs;
 }
 
+double step_seconds(const Plan& plan, const Hardware& hardware) {
+  double forward_flops = 0, weights = 0, state = 0, reduced = 0, stored = 0;
+  for (size_t c = 0; c < plan.chunks.size(); ++c) {
+    const int chunk = static_cast<int>(c);
+    forward_flops += flops_of(plan, plan.chunks[c]).flops.forward;
+    weights += static_cast<double>(value_bytes(plan, plan.train, Value::weights, chunk));
+    state += static_cast<double>(value_bytes(plan, plan.train, Value::state, chunk));
+    reduced += static_cast<double>(plan.shard_elements(chunk)) *
+               static_cast<double>(bytes_of(plan.gradient_store));
+    stored += static_cast<double>(value_bytes(plan, plan.train, Value::stored, chunk));
+  }
+  const auto count = static_cast<double>(plan.chunks.size());
+  const Homes homes = plan.deck.memory.homes();
+  const double boundary = static_cast<double>(
+      value_bytes(plan, plan.train, Value::activation, plan.train.shape.chunks.last()));
+  const double dp = plan.mesh.dp;
+  Costs costs = costs_by_flops(plan);
+  const double unit = forward_flops / count / plan.mesh.tp / hardware.product_flops_per_second;
+  costs.forward *= unit;
+  costs.backward_input *= unit;
+  costs.backward_weight *= unit;
+  costs.recompute *= unit;
+  costs.transfer = boundary / hardware.link_bytes_per_second;
+  costs.reduce = 2 * weights / count * (dp - 1) / dp / hardware.link_bytes_per_second;
+  costs.gather = weights / count * (dp - 1) / dp / hardware.link_bytes_per_second;
+  // Master weights and moments are read and written, gradients read, weights written.
+  const double updated = (2 * state + reduced + weights / dp) / count;
+  costs.update = updated / (homes.optimizer == Home::device ? hardware.copy_bytes_per_second
+                                                            : hardware.host_bytes_per_second);
+  costs.offload = reduced / count / hardware.device_to_host_bytes_per_second;
+  costs.disk = state / count / hardware.disk_bytes_per_second;
+  costs.store =
+      stored / count /
+      (homes.activations == ActivationStore::host
+           ? hardware.device_to_host_bytes_per_second
+           : hardware.copy_bytes_per_second / 3);  // read once as numbers, written as codes
+  constexpr int kSteps = 3;
+  const Timeline timeline = simulate(plan.train.programs, plan.train.shape, costs, kSteps);
+  double ends[kSteps] = {};
+  for (const Span& span : timeline.spans)
+    if (span.instruction.op == Op::norm) ends[span.step] = std::max(ends[span.step], span.end);
+  return ends[kSteps - 1] - ends[kSteps - 2];
+}
+
 Forecast forecast(const Plan& plan) {
   Forecast f;
   f.parameters = static_cast<double>(plan.architecture.parameter_count());

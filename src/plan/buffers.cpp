@@ -92,7 +92,7 @@ class Planner {
       SlotPool slots;
       for (const Tenant& tenant : tenants_[v])
         plan_.pools[v].slot_of[tenant.place] =
-            slots.take(bytes_(static_cast<Value>(v), chunk_of(tenant.place)), tenant.lives);
+            slots.take(slot_bytes(static_cast<Value>(v), chunk_of(tenant.place)), tenant.lives);
       plan_.pools[v].slot_bytes = std::move(slots).bytes();
     }
     for (ValuePool& pool : plan_.pools) {
@@ -105,6 +105,12 @@ class Planner {
  private:
   static constexpr size_t kNone = static_cast<size_t>(-1);
 
+  // On the device to where every kernel may begin, on the host to whole pages, which a disk takes
+  // without a copy.
+  size_t slot_bytes(Value value, int chunk) const {
+    const size_t alignment = rules_.home_of(value) == Home::device ? 256 : 4096;
+    return (bytes_(value, chunk) + alignment - 1) / alignment * alignment;
+  }
   size_t place_of(int chunk, int micro) const {
     return static_cast<size_t>((chunk + 1) * (shape_.micros + 1) + (micro + 1));
   }
@@ -164,12 +170,12 @@ class Planner {
     for (int chunk = 0; chunk < shape_.chunks.chunks(); ++chunk) {
       if (shape_.chunks.rank_of[static_cast<size_t>(chunk)] != rank_) continue;
       for (Value value : {Value::weights, Value::host_weights, Value::state})
-        add(value, chunk, bytes_(value, chunk));
-      workspace = std::max(workspace, bytes_(Value::workspace, chunk));
+        add(value, chunk, slot_bytes(value, chunk));
+      workspace = std::max(workspace, slot_bytes(Value::workspace, chunk));
     }
     add(Value::workspace, -1, workspace);
     for (Value value : {Value::step_state, Value::norm_sums, Value::loss})
-      add(value, -1, bytes_(value, -1));
+      add(value, -1, slot_bytes(value, -1));
   }
 
   const Program& program_;

@@ -157,9 +157,12 @@ std::vector<MemoryLine> Plan::memory(int pp_rank) const {
   else add_pool(weights_name, Value::host_weights, true);
   if (homes.weights == Home::nvme) table.add(weights_name, weights, Home::nvme);
   const ValuePool& states = buffers.pool(Value::state);
+  size_t left = buffers.bytes(Value::state);
   for (const std::string_view name : {"master weights", "first moments m", "second moments v"}) {
     const std::string typed = format("{} ({})", name, acc);
-    const size_t here = buffers.bytes(Value::state) / 3;
+    const bool last = name.starts_with("second");
+    const size_t here = last ? left : buffers.bytes(Value::state) / 3;
+    left -= here;
     if (homes.optimizer == Home::nvme) {
       table.add(typed, state / 3, Home::nvme);
       table.add(in_transit(typed, states.slot_bytes.size()), here, states.home);

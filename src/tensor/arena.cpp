@@ -3,22 +3,12 @@
 #include "voltapile/base/error.hpp"
 
 namespace voltapile {
-namespace {
-
-// On the host to whole pages, which a disk takes without a copy.
-size_t aligned(size_t bytes, Home home) {
-  const size_t alignment = home == Home::device ? 256 : 4096;
-  return (bytes + alignment - 1) / alignment * alignment;
-}
-
-}  // namespace
-
 Arena::Arena(Device& device, const BufferPlan& buffers, ThreadPool& host) : plan_(&buffers) {
   Pools pools;
   std::vector<Buffer> storage;
   for (const ValuePool& pool : buffers.pools) {
     size_t bytes = 0;
-    for (size_t slot : pool.slot_bytes) bytes += aligned(slot, pool.home);
+    for (size_t slot : pool.slot_bytes) bytes += slot;
     std::byte* next = nullptr;
     if (bytes > 0) {
       const std::string_view what = name_of(pool.value);
@@ -30,7 +20,7 @@ Arena::Arena(Device& device, const BufferPlan& buffers, ThreadPool& host) : plan
     std::vector<std::byte*> slots;
     for (size_t slot : pool.slot_bytes) {
       slots.push_back(slot == 0 ? nullptr : next);
-      if (slot > 0) next += aligned(slot, pool.home);
+      if (slot > 0) next += slot;
     }
     pools.push_back(std::move(slots));
   }

@@ -1,33 +1,13 @@
 #include "session.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <set>
 #include <thread>
 
+#include "voltapile/base/host.hpp"
 #include "voltapile/train/trainer.hpp"
 
 namespace voltapile {
-
-namespace {
-
-// Ranks that share this machine, for dividing its cores.
-int local_ranks(Communicator& world) {
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"}) {
-    if (const char* value = std::getenv(name)) return std::max(1, std::atoi(value));
-  }
-  return world.size();
-}
-
-// This rank's number among them.
-int local_rank(Communicator& world) {
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}) {
-    if (const char* value = std::getenv(name)) return std::max(0, std::atoi(value));
-  }
-  return world.rank();
-}
-
-}  // namespace
 
 bool reads_pictures(const Plan& plan, int rank) {
   return plan.mesh.coord(rank).pp == plan.chunks.front().rank;
@@ -84,14 +64,14 @@ BatchRing make_ring(const RankContext& context, const Phase& phase, int batches)
 int host_threads(const Deck& deck, Communicator& world) {
   if (deck.run.threads > 0) return deck.run.threads;
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  return std::max(1, cores / local_ranks(world));
+  return std::max(1, cores / local_ranks(world.size()));
 }
 
 std::unique_ptr<Device> make_device(const Deck& deck, Communicator& world,
                                     const std::filesystem::path& run_dir) {
   if (deck.run.device == DeviceKind::cpu) return make_cpu_device(host_threads(deck, world));
   CudaOptions options{
-      .local_rank = local_rank(world),
+      .local_rank = local_rank(world.rank()),
       .working = deck.precision.type,
       .tf32 = deck.precision.tf32,
       .kernels =

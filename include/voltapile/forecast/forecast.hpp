@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "voltapile/deck/hardware.hpp"
 #include "voltapile/plan/plan.hpp"
 
 namespace voltapile {
@@ -21,6 +22,10 @@ struct Forecast {
 };
 Forecast forecast(const Plan& plan);
 
+// Seconds of a step in the long run, from FLOPs, bytes and the rates of `hardware`: what bounds it
+// and what a change costs, not what a clock will show.
+double step_seconds(const Plan& plan, const Hardware& hardware);
+
 // Costs of simulate() in proportion to FLOPs: 1 is the forward of a mean chunk. Transfers,
 // reductions and updates take no time.
 Costs costs_by_flops(const Plan& plan);
@@ -28,7 +33,7 @@ Costs costs_by_flops(const Plan& plan);
 // The whole text of `voltapile plan`: mesh, chunks, shards, schedule picture, bubble, parameters,
 // FLOPs, and memory by name for each kind of rank, with the limits of the deck beside it. No line
 // is wider than `columns` (at least 80) where names allow it.
-std::string describe(const Plan& plan, int columns = 100);
+std::string describe(const Plan& plan, const Hardware& hardware = {}, int columns = 100);
 
 // Homes and stores that the deck may ask for but this version cannot train yet; one message each,
 // naming the key and the fix.

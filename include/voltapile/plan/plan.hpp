@@ -31,7 +31,7 @@ struct ValuePool {
   Value stored_in{};               // the pool whose slots these are: its own, or `gradients` for
                                    // gradients reduced in place, or `host_gradients` for weights
   Home home = Home::device;        // device or host
-  std::vector<size_t> slot_bytes;  // one entry a slot
+  std::vector<size_t> slot_bytes;  // one entry a slot: multiples of 256, on the host of 4096
   // slot of (chunk, micro), -1 where this rank never holds it. Index: (chunk + 1) * (micros + 1) +
   // (micro + 1).
   std::vector<int> slot_of;

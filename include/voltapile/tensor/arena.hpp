@@ -13,7 +13,7 @@ namespace voltapile {
 
 class Arena {
  public:
-  // One allocation a pool; slots are 256-byte aligned, those on the host 4096. Error(does_not_fit) names the pool. State at
+  // One allocation a pool; slots are 256-byte aligned, those on the host to pages of 4096. Error(does_not_fit) names the pool. State at
   // home on the host is touched by the threads of `host`. `buffers` must outlive the Arena.
   Arena(Device& device, const BufferPlan& buffers, ThreadPool& host);
   // The same memory under another phase's plan (evaluation), whose slots must be the same.

@@ -63,7 +63,7 @@ TEST(Describe, StaysWithinItsColumnsAndEndsNoLineWithSpaces) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     const Plan plan = make_plan(test::random_deck(seed));
     for (const int columns : {80, 100, 120}) {
-      std::istringstream page(describe(plan, columns));
+      std::istringstream page(describe(plan, {}, columns));
       for (std::string line; std::getline(page, line);) {
         EXPECT_LE(width(line), static_cast<size_t>(columns)) << "seed " << seed << "\n" << line;
         EXPECT_FALSE(line.ends_with(' ')) << line;

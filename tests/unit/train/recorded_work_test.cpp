@@ -22,6 +22,9 @@ class RecordingDevice final : public Device {
   Buffer allocate_host(size_t bytes, std::string_view) override {
     return {std::calloc(1, bytes), bytes, [](void* data) { std::free(data); }};
   }
+  Buffer allocate_compute(size_t bytes, std::string_view what, ThreadPool&) override {
+    return allocate_host(bytes, what);
+  }
   size_t allocated_bytes() const override { return dry_->allocated_bytes(); }
   Stream& stream(Lane lane) override { return dry_->stream(lane); }
   Event record(Stream& stream) override { return dry_->record(stream); }
