@@ -51,6 +51,7 @@ struct Avx2 {
   }
 
   static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
+  static Float min(Float a, Float b) { return _mm256_min_ps(a, b); }
   static Float max(Float a, Float b) { return _mm256_max_ps(a, b); }
   static Float abs(Float a) { return number(bit_and(bits(a), 0x7fffffff)); }
   static float greatest(Float a) {
@@ -78,9 +79,6 @@ struct Avx2 {
   }
   static Table table(const float* eight) { return _mm256_loadu_ps(eight); }
   static Float pick(Table t, Int index) { return _mm256_permutevar8x32_ps(t, index); }
-  static Int add_if_above(Int a, Float x, Float y) {
-    return _mm256_sub_epi32(a, bits(_mm256_cmp_ps(x, y, _CMP_GT_OQ)));
-  }
   static Float zero_if_zero(Float a, Int index) {
     return number(_mm256_andnot_si256(_mm256_cmpeq_epi32(index, integers(0)), bits(a)));
   }

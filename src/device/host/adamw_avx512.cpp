@@ -54,6 +54,7 @@ struct Avx512 {
   }
 
   static Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
+  static Float min(Float a, Float b) { return _mm512_min_ps(a, b); }
   static Float max(Float a, Float b) { return _mm512_max_ps(a, b); }
   static Float abs(Float a) { return _mm512_abs_ps(a); }
   static float greatest(Float a) { return _mm512_reduce_max_ps(a); }
@@ -76,9 +77,6 @@ struct Avx512 {
   // Twice: lanes pick by their lowest four bits.
   static Table table(const float* eight) { return _mm512_broadcast_f32x8(_mm256_loadu_ps(eight)); }
   static Float pick(Table t, Int index) { return _mm512_permutexvar_ps(index, t); }
-  static Int add_if_above(Int a, Float x, Float y) {
-    return _mm512_mask_add_epi32(a, _mm512_cmp_ps_mask(x, y, _CMP_GT_OQ), a, integers(1));
-  }
   static Float zero_if_zero(Float a, Int index) {
     return _mm512_maskz_mov_ps(_mm512_test_epi32_mask(index, index), a);
   }

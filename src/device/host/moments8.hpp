@@ -11,18 +11,18 @@ enum class Map { sign, no_sign };
 
 // Level e of the tree has 2^e magnitudes. Both ways it is a line, so two numbers a level describe
 // it. Decoding finds the level in the exponent of the code as a float, of which three bits tell:
-// index (e + 7) % 8. Encoding counts the thresholds below.
+// index (e + 7) % 8. Lines that encode are the flatter the higher the level, so the right one is
+// the lowest at each magnitude.
 struct CodeTables {
   std::array<float, 8> step{}, base{};        // magnitude = step * (code - last) + base
   std::array<float, 8> slope{}, intercept{};  // code = round(slope * magnitude + intercept)
-  std::array<float, 7> threshold{};           // the greatest magnitudes of the levels
-  int levels = 0;
+  size_t levels = 0;
   float last = 0;  // the greatest code, whose magnitude is thus exactly 1
 };
 
 constexpr CodeTables code_tables(int levels) {
   CodeTables t;
-  t.levels = levels;
+  t.levels = static_cast<size_t>(levels);
   t.last = static_cast<float>((1 << levels) - 1);
   for (int e = 0; e < 8; ++e) {
     double decade = 1;  // greatest magnitude of the level
@@ -34,7 +34,6 @@ constexpr CodeTables code_tables(int levels) {
     t.base[at] = static_cast<float>(decade + (t.last - last) * step);
     t.slope[level] = static_cast<float>(1 / step);
     t.intercept[level] = static_cast<float>(last - decade / step);
-    if (e < 7) t.threshold[level] = static_cast<float>(decade);
   }
   return t;
 }
@@ -61,10 +60,12 @@ template <Map map>
 [[gnu::always_inline]] inline uint8_t encoded(float x, float inverse_scale) {
   constexpr const CodeTables& t = kTables<map>;
   const float magnitude = std::fabs(x) * inverse_scale;
-  size_t level = 0;
-  for (int i = 0; i + 1 < t.levels; ++i) level += magnitude > t.threshold[static_cast<size_t>(i)];
-  const float number = std::fma(magnitude, t.slope[level], t.intercept[level]) + kRounder;
-  const uint32_t index = std::bit_cast<uint32_t>(number) & 255;
+  float lowest = std::fma(magnitude, t.slope[0], t.intercept[0]);
+  for (size_t e = 1; e < t.levels; ++e) {
+    const float line = std::fma(magnitude, t.slope[e], t.intercept[e]);
+    lowest = line < lowest ? line : lowest;
+  }
+  const uint32_t index = std::bit_cast<uint32_t>(lowest + kRounder) & 255;
   if constexpr (map == Map::sign)
     return static_cast<uint8_t>(index | (std::bit_cast<uint32_t>(x) >> 24 & 128u));
   else return static_cast<uint8_t>(index == 0 && magnitude > 0 ? 1 : index);

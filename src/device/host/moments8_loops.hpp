@@ -1,9 +1,8 @@
 // Blocks of 8-bit moments, over the vector type of adamw_loops.hpp. It has also: Int; load_codes,
-// store_codes (kWidth bytes, one a lane), bits, number (from and to the bits of floats), to_float,
-// shift_left, shift_right, bit_and, bit_or, abs, add, max, greatest (of all lanes), Table, table
-// (of 8 floats), pick (by the lowest three bits of each lane), add_if_above (lanes + 1 where a >
-// b), zero_if_zero (numbers, 0 where the integer is), at_least_one_if (1 where the integer is 0 and
-// the number above 0).
+// store_codes (kWidth bytes, one a lane), bits and number (floats as their bits, and back),
+// to_float, shift_left, shift_right, bit_and, bit_or, abs, add, min, max, greatest (of all lanes),
+// Table, table (of 8 floats), pick (by the lowest three bits of each lane), zero_if_zero (numbers,
+// 0 where the integer is), at_least_one_if (integers, 1 where they are 0 and the number above 0).
 #pragma once
 #include "adamw_code.hpp"
 #include "moments8.hpp"
@@ -48,16 +47,17 @@ float encode_run(const float* __restrict from, int64_t n, uint8_t* __restrict co
   i = 0;
   if constexpr (V::kWidth > 1) {
     constexpr const CodeTables& t = kTables<map>;
-    const auto slope = V::table(t.slope.data()), intercept = V::table(t.intercept.data());
     const auto factor = V::set(inverse), rounder = V::set(kRounder);
     for (; i + V::kWidth <= n; i += V::kWidth) {
       const auto x = V::load(from + i);
       const auto magnitude = V::mul(V::abs(x), factor);
-      auto level = V::integers(0);
-      for (int k = 0; k + 1 < t.levels; ++k)
-        level = V::add_if_above(level, magnitude, V::set(t.threshold[static_cast<size_t>(k)]));
-      const auto line = V::fma(magnitude, V::pick(slope, level), V::pick(intercept, level));
-      auto index = V::bit_and(V::bits(V::add(line, rounder)), 255);
+      const auto line = [&](size_t e) {
+        return V::fma(magnitude, V::set(t.slope[e]), V::set(t.intercept[e]));
+      };
+      auto lowest = line(0);
+#pragma GCC unroll 8
+      for (size_t e = 1; e < t.levels; ++e) lowest = V::min(lowest, line(e));
+      auto index = V::bit_and(V::bits(V::add(lowest, rounder)), 255);
       if constexpr (map == Map::sign)
         index = V::bit_or(index, V::bit_and(V::shift_right(V::bits(x), 24), 128));
       else index = V::at_least_one_if(index, magnitude);

@@ -117,6 +117,22 @@ TEST(Moments8, of_a_block_keep_its_greatest_number_and_come_back_as_the_same_cod
   }
 }
 
+TEST(Moments8, come_back_as_the_same_codes_whatever_the_scale) {
+  for (const Code* code : codes())
+    for (const float scale : {1.0f, 0.1f, 3.3e-7f, 1.7e-38f, 9.99e30f, 0x1.fffffep0f}) {
+      std::array<uint8_t, 256> all{}, back{};
+      std::array<float, 256> x{};
+      for (size_t i = 0; i < 256; ++i) all[i] = static_cast<uint8_t>(i);
+      code->v.decode(all.data(), scale, 256, x.data());
+      EXPECT_EQ(code->v.encode(x.data(), 256, back.data()), scale) << code->name;
+      EXPECT_EQ(all, back) << code->name << " v, " << scale;
+      EXPECT_TRUE(std::is_sorted(x.begin(), x.end()));
+      code->m.decode(all.data(), scale, 256, x.data());
+      EXPECT_EQ(code->m.encode(x.data(), 256, back.data()), scale) << code->name;
+      EXPECT_EQ(all, back) << code->name << " m, " << scale;
+    }
+}
+
 TEST(Moments8, of_zeros_and_of_almost_zeros_are_zeros) {
   std::vector<float> m(256, 0.0f), v(256, 0.0f), m2(256, 1.0f), v2(256, 1.0f);
   m[3] = -1e-40f;
