@@ -12,6 +12,7 @@ namespace voltapile::host {
 namespace {
 
 constexpr int64_t kGrain = 32768;  // elements handed out at a time
+static_assert(kGrain % kQuantiseBlock == 0);
 // Weights of fewer elements are written through the caches: who reads them next finds them there.
 constexpr int64_t kStreamed = int64_t{1} << 22;
 
@@ -33,12 +34,25 @@ void* at(const TensorView& t, int64_t begin) {
            : nullptr;
 }
 
+void check(std::string_view operation, const Moments8& moments, int64_t n) {
+  const int64_t blocks = (n + kQuantiseBlock - 1) / kQuantiseBlock;
+  shapes::expect(operation, "m codes", moments.m_codes, DType::u8, n);
+  shapes::expect(operation, "v codes", moments.v_codes, DType::u8, n);
+  shapes::expect(operation, "m scales", moments.m_scales, DType::f32, blocks);
+  shapes::expect(operation, "v scales", moments.v_scales, DType::f32, blocks);
+}
+
 void check(const AdamWTask& task) {
   const int64_t n = task.master.elements();
   shapes::expect("adamw", "master", task.master, DType::f32, n);
   shapes::expect("adamw", "gradients", task.gradients, task.gradients.dtype, n);
-  shapes::expect("adamw", "m", task.m, DType::f32, n);
-  shapes::expect("adamw", "v", task.v, DType::f32, n);
+  if (task.moments.m_codes) {
+    VP_CHECK(!task.m && !task.v, "adamw: moments both in f32 and in 8 bits");
+    check("adamw", task.moments, n);
+  } else {
+    shapes::expect("adamw", "m", task.m, DType::f32, n);
+    shapes::expect("adamw", "v", task.v, DType::f32, n);
+  }
   shapes::expect_optional("adamw", "ema", task.ema, DType::f32, n);
   shapes::expect_optional("adamw", "weights", task.weights, task.weights.dtype, n);
   VP_CHECK(task.state, "adamw needs the step's state");
@@ -59,6 +73,32 @@ void for_alike(std::span<const Range> decayed, int64_t begin, int64_t end, F&& b
     body(begin, stop, inside);
     begin = stop;
   }
+}
+
+// One kind of moment of a task: its codes and scales.
+struct Moment {
+  const Code::Moment& code;
+  uint8_t* codes;
+  float* scales;
+  // Elements [begin, end) of a block, to or from `numbers`.
+  void decode(int64_t begin, int64_t end, float* numbers) const {
+    code.decode(codes + begin, scales[begin / kQuantiseBlock], end - begin, numbers);
+  }
+  void encode(int64_t begin, int64_t end, const float* numbers) const {
+    scales[begin / kQuantiseBlock] = code.encode(numbers, end - begin, codes + begin);
+  }
+};
+Moment m_of(const Code& code, const Moments8& moments) {
+  return {code.m, moments.m_codes.as<uint8_t>(), moments.m_scales.as<float>()};
+}
+Moment v_of(const Code& code, const Moments8& moments) {
+  return {code.v, moments.v_codes.as<uint8_t>(), moments.v_scales.as<float>()};
+}
+
+template <class F>
+void for_blocks(int64_t begin, int64_t end, F&& body) {
+  for (int64_t at = begin; at < end; at += kQuantiseBlock)
+    body(at, std::min(at + kQuantiseBlock, end));
 }
 
 }  // namespace
@@ -97,15 +137,13 @@ void adamw(const Code& code, ThreadPool& pool, const AdamWTask& task) {
   const auto keep = static_cast<float>(task.ema_decay);
   const bool skip = task.state->skip != 0;
   if (skip && !weights) return;
-  const auto piece = [&](int64_t begin, int64_t end) {
-    if (skip) {
-      round(at<float>(task.master, begin), at(weights, begin), end - begin, store);
-    } else {
-      for_alike(task.decayed, begin, end, [&](int64_t from, int64_t to, bool decays) {
-        const Run run = {at(task.gradients, from),
+  // m and v: of element `begin`.
+  const auto run = [&](int64_t begin, int64_t end, float* m, float* v) {
+    for_alike(task.decayed, begin, end, [&](int64_t from, int64_t to, bool decays) {
+      const Run alike = {at(task.gradients, from),
                          at<float>(task.master, from),
-                         at<float>(task.m, from),
-                         at<float>(task.v, from),
+                         m + (from - begin),
+                         v + (from - begin),
                          at<float>(task.ema, from),
                          at(weights, from),
                          to - from,
@@ -113,12 +151,57 @@ void adamw(const Code& code, ThreadPool& pool, const AdamWTask& task) {
                          keep,
                          1 - keep,
                          store};
-        update(run, factors);
-      });
-    }
+      update(alike, factors);
+    });
+  };
+  const auto run_8bit = [&](int64_t begin, int64_t end) {
+    const Moment first = m_of(code, task.moments), second = v_of(code, task.moments);
+    alignas(64) float m[kQuantiseBlock], v[kQuantiseBlock];
+    for_blocks(begin, end, [&](int64_t from, int64_t to) {
+      first.decode(from, to, m);
+      second.decode(from, to, v);
+      run(from, to, m, v);
+      first.encode(from, to, m);
+      second.encode(from, to, v);
+    });
+  };
+  const auto piece = [&](int64_t begin, int64_t end) {
+    if (skip) round(at<float>(task.master, begin), at(weights, begin), end - begin, store);
+    else if (task.m) run(begin, end, at<float>(task.m, begin), at<float>(task.v, begin));
+    else run_8bit(begin, end);
     code.fence();
   };
   pool.for_each_share(n, kGrain, std::ref(piece));  // a reference: no allocation
+}
+
+void decode_moments(ThreadPool& pool, const Moments8& moments, TensorView m, TensorView v) {
+  const int64_t n = m.elements();
+  check("decode_moments", moments, n);
+  shapes::expect("decode_moments", "m", m, DType::f32, n);
+  shapes::expect("decode_moments", "v", v, DType::f32, n);
+  const Code& code = *codes().front();
+  const auto piece = [&](int64_t begin, int64_t end) {
+    for_blocks(begin, end, [&](int64_t from, int64_t to) {
+      m_of(code, moments).decode(from, to, m.as<float>() + from);
+      v_of(code, moments).decode(from, to, v.as<float>() + from);
+    });
+  };
+  pool.for_each_share(n, kGrain, std::ref(piece));
+}
+
+void encode_moments(ThreadPool& pool, TensorView m, TensorView v, const Moments8& moments) {
+  const int64_t n = m.elements();
+  check("encode_moments", moments, n);
+  shapes::expect("encode_moments", "m", m, DType::f32, n);
+  shapes::expect("encode_moments", "v", v, DType::f32, n);
+  const Code& code = *codes().front();
+  const auto piece = [&](int64_t begin, int64_t end) {
+    for_blocks(begin, end, [&](int64_t from, int64_t to) {
+      m_of(code, moments).encode(from, to, m.as<float>() + from);
+      v_of(code, moments).encode(from, to, v.as<float>() + from);
+    });
+  };
+  pool.for_each_share(n, kGrain, std::ref(piece));
 }
 
 }  // namespace voltapile::host

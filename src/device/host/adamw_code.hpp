@@ -30,6 +30,11 @@ struct Code {
   std::string_view name;
   void (*update[kTypes][kTypes])(const Run&, const Factors<float>&);  // [gradients][weights]
   void (*round[kTypes])(const float* master, void* weights, int64_t n, Store store);  // [weights]
+  // 8-bit moments, at most a block: decoded to n numbers; encoded, giving the scale.
+  struct Moment {
+    void (*decode)(const uint8_t* codes, float scale, int64_t n, float* to);
+    float (*encode)(const float* from, int64_t n, uint8_t* codes);
+  } m, v;
   void (*fence)();  // streamed stores are seen by all from here on
 };
 

@@ -7,6 +7,7 @@
 // (a b - c), fence.
 #pragma once
 #include "adamw_code.hpp"
+#include "moments8_loops.hpp"
 
 namespace voltapile::host {
 namespace {
@@ -126,6 +127,8 @@ constexpr Code code_of(std::string_view name) {
        {update_run<V, BFloat16, float>, update_run<V, BFloat16, Half>,
         update_run<V, BFloat16, BFloat16>}},
       {round_run<V, float>, round_run<V, Half>, round_run<V, BFloat16>},
+      {decode_run<V, Map::sign>, encode_run<V, Map::sign>},
+      {decode_run<V, Map::no_sign>, encode_run<V, Map::no_sign>},
       V::fence};
 }
 

@@ -32,8 +32,10 @@ Topology read_topology() {
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) return nullptr;
   Topology topology(raw);
-  // PCI devices alone: to name the others, hwloc would wake up drivers, CUDA's among them.
-  if (hwloc_topology_set_type_filter(raw, HWLOC_OBJ_PCI_DEVICE, HWLOC_TYPE_FILTER_KEEP_ALL) != 0 ||
+  // PCI devices alone: to name the others, hwloc would wake up drivers, CUDA's among them. And from
+  // sysfs: hwloc's other way is a plug-in that is not always installed, and loses memory.
+  if (hwloc_topology_set_components(raw, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, "pci") != 0 ||
+      hwloc_topology_set_type_filter(raw, HWLOC_OBJ_PCI_DEVICE, HWLOC_TYPE_FILTER_KEEP_ALL) != 0 ||
       hwloc_topology_set_type_filter(raw, HWLOC_OBJ_OS_DEVICE, HWLOC_TYPE_FILTER_KEEP_NONE) != 0 ||
       hwloc_topology_load(raw) != 0)
     return nullptr;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -70,6 +71,35 @@ TEST(CpusNear, gives_all_allowed_cpus_where_no_device_is_known) {
   EXPECT_EQ(cpus_near(""), allowed());
   EXPECT_EQ(cpus_near("7777:77:1f.7"), allowed());
   EXPECT_EQ(cpus_near("no address"), allowed());
+}
+
+// "0-3,8" and the like, of which this process is allowed.
+std::vector<int> allowed_of(const std::string& list) {
+  std::vector<int> cpus;
+  std::istringstream parts(list);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const size_t dash = part.find('-');
+    const int first = std::stoi(part);
+    const int last = dash == std::string::npos ? first : std::stoi(part.substr(dash + 1));
+    for (const int cpu : allowed())
+      if (first <= cpu && cpu <= last) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+TEST(CpusNear, agrees_with_the_kernel_about_this_machines_devices) {
+  const std::filesystem::path devices = "/sys/bus/pci/devices";
+  int met = 0;
+  if (std::filesystem::is_directory(devices))
+    for (const auto& device : std::filesystem::directory_iterator(devices)) {
+      std::string list;
+      std::getline(std::ifstream(device.path() / "local_cpulist"), list);
+      std::vector<int> wanted = list.empty() ? allowed() : allowed_of(list);
+      if (wanted.empty()) wanted = allowed();
+      EXPECT_EQ(cpus_near(device.path().filename().string()), wanted) << device.path();
+      if (++met == 5) break;
+    }
+  if (met == 0) GTEST_SKIP() << "no PCI devices here";
 }
 
 // A machine of two NUMA nodes, one cpu and one GPU each, as hwloc writes such a machine down.

@@ -11,6 +11,21 @@
 
 namespace voltapile::host {
 
+// Moments in a byte each: after "8-bit Optimizers via Block-wise Quantization" (Dettmers, Lewis,
+// Shleifer, Zettlemoyer, ICLR 2022), sections 1.3 (dynamic tree) and 2 (blocks; no sign bit for v).
+// A block of kQuantiseBlock elements shares a scale, its greatest magnitude. A code j > 0 stands
+// for
+//   scale * 10^(e - E + 1) * (0.1 + 0.9 (j - 2^e + 1) / 2^e),  e = floor(log2 j),
+// so level e cuts a decade into 2^e steps: E = 8 levels for v; E = 7 for m, whose highest bit is
+// the sign. Unlike the paper's, a code is the upper end of its step, not the middle, so the
+// greatest magnitude is exact and what was decoded is encoded as the same codes. Rounded to the
+// nearest; but a v above zero never becomes 0, which would take the brake off its m. All bytes zero
+// are moments of zero; a block whose greatest magnitude is below 2^-126 becomes that.
+struct Moments8 {
+  TensorView m_codes, v_codes;    // (n) u8
+  TensorView m_scales, v_scales;  // (ceil(n / kQuantiseBlock)) f32
+};
+
 // One flat buffer (or shard) of n elements. The rule is that of Kernels::adamw, in f32 with fused
 // multiply-adds, in an order of operations that no processor changes:
 //   g = gradients * multiplier
@@ -23,8 +38,9 @@ namespace voltapile::host {
 struct AdamWTask {
   TensorView gradients;  // (n) f32, f16 or bf16
   TensorView master;     // (n) f32
-  TensorView m, v;       // (n) f32
-  TensorView ema;        // (n) f32, optional: ema = d * ema + (1 - d) * master after the update
+  TensorView m, v;       // (n) f32; empty where `moments` has them
+  Moments8 moments;  // empty views where m and v have them; else decoded to f32 and encoded anew
+  TensorView ema;    // (n) f32, optional: ema = d * ema + (1 - d) * master after the update
   double ema_decay = 0;  // d
   // (n) f32, f16 or bf16, optional: master rounded to nearest even. Written also where the step is
   // skipped; the rest is then left alone. May be the master itself,
@@ -37,6 +53,10 @@ struct AdamWTask {
 
 // Returns when all is done. No result depends on the number of threads.
 void adamw(ThreadPool& pool, const AdamWTask& task);
+
+// Moments between their two forms, for checkpoints: m, v (n) f32.
+void decode_moments(ThreadPool& pool, const Moments8& moments, TensorView m, TensorView v);
+void encode_moments(ThreadPool& pool, TensorView m, TensorView v, const Moments8& moments);
 
 // What adamw() uses on this processor: "avx512", "avx2" (both with FMA and F16C) or "portable".
 std::string_view instruction_set();
