@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "voltapile/train/engine.hpp"
@@ -6,6 +7,7 @@ namespace voltapile {
 namespace {
 
 constexpr size_t kDiskBlock = 4096;
+constexpr int64_t kCopyGrain = 1 << 20;  // elements
 
 std::span<std::byte> bytes_at(const TensorView& view) {
   return {static_cast<std::byte*>(view.data), view.bytes()};
@@ -132,7 +134,12 @@ void RankContext::put_state(int chunk, StatePart part, const float* data) {
       device_.wait_on_host(device_.record(stream));
       return;
     }
-    case Home::host: std::memcpy(here.data, data, here.bytes()); return;
+    case Home::host:
+      // By the threads that touched it, each its share.
+      host_pool_->for_each_share(here.elements(), kCopyGrain, [&](int64_t begin, int64_t end) {
+        std::copy(data + begin, data + end, here.as<float>() + begin);
+      });
+      return;
     case Home::nvme:
       disk().write(
           on_disk_[static_cast<size_t>(chunk)].state + static_cast<size_t>(part) * here.bytes(),

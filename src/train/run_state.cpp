@@ -53,19 +53,41 @@ Overlap overlap(const FlatEntry& entry, const Range& range) {
 
 TensorView host_view(float* data, int64_t elements) { return {data, DType::f32, {elements}}; }
 
+// Host memory for the largest chunk, taken once: `parts` shards beside the whole local master copy.
+class Staging {
+ public:
+  Staging(RankContext& context, size_t parts, std::string_view what) {
+    size_t most = 0;
+    for (int chunk : context.chunks())
+      most = std::max(most, elements_of(context, chunk) + parts * shard_of(context, chunk));
+    memory_ = context.device().allocate_host(most * sizeof(float), what);
+  }
+  static size_t elements_of(const RankContext& context, int chunk) {
+    return static_cast<size_t>(
+        context.plan().chunks[static_cast<size_t>(chunk)].parameters.elements);
+  }
+  static size_t shard_of(const RankContext& context, int chunk) {
+    const Range own = context.shard(chunk);
+    return static_cast<size_t>(own.end - own.begin);
+  }
+  float* data() const { return reinterpret_cast<float*>(memory_.data()); }
+
+ private:
+  Buffer memory_;
+};
+
 }  // namespace
 
 void initialise(RankContext& context, int threads) {
   ThreadPool pool(threads);
   const Plan& plan = context.plan();
+  const Staging staging(context, 1, "initial weights");
+  float* const master = staging.data();
   for (int number : context.chunks()) {
     const FlatLayout& layout = plan.chunks[static_cast<size_t>(number)].parameters;
-    const Range own = context.shard(number);
-    const auto own_elements = static_cast<size_t>(own.end - own.begin);
-    Buffer host = context.device().allocate_host(
-        (static_cast<size_t>(layout.elements) + own_elements) * sizeof(float), "initial weights");
-    auto* master = reinterpret_cast<float*>(host.data());
-    std::fill_n(master, layout.elements, 0.0f);
+    float* const zeros = master + layout.elements;
+    std::fill_n(master, Staging::elements_of(context, number) + Staging::shard_of(context, number),
+                0.0f);
     for (const FlatEntry& entry : layout.entries) {
       const Parameter& parameter = parameter_of(plan.architecture, entry);
       initial_values(
@@ -73,8 +95,6 @@ void initialise(RankContext& context, int threads) {
           {master + entry.offset, DType::f32, local_shape(parameter, plan.mesh.tp)}, &pool);
     }
     put_master(context, number, master);
-    float* zeros = master + layout.elements;
-    std::fill_n(zeros, own_elements, 0.0f);
     context.put_state(number, StatePart::m, zeros);
     context.put_state(number, StatePart::v, zeros);
   }
@@ -83,16 +103,15 @@ void initialise(RankContext& context, int threads) {
 void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what) {
   const Plan& plan = context.plan();
   const PieceOwner owner{plan.mesh.tp, context.coord().tp};
+  const Staging staging(context, 2, "weights on their way");
+  float* const master = staging.data();
   for (int number : context.chunks()) {
     const FlatLayout& layout = plan.chunks[static_cast<size_t>(number)].parameters;
-    const auto elements = static_cast<size_t>(layout.elements);
     const Range own = context.shard(number);
-    const auto own_elements = static_cast<size_t>(own.end - own.begin);
-    Buffer host = context.device().allocate_host((elements + 2 * own_elements) * sizeof(float),
-                                                 "weights on their way");
-    auto* master = reinterpret_cast<float*>(host.data());
-    float* m = master + elements;
-    float* v = m + own_elements;
+    const size_t elements = Staging::elements_of(context, number),
+                 own_elements = Staging::shard_of(context, number);
+    float* const m = master + elements;
+    float* const v = m + own_elements;
     std::fill_n(master, elements + 2 * own_elements, 0.0f);
     std::vector<Piece> weights, moments;
     for (const FlatEntry& entry : layout.entries) {

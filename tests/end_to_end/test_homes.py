@@ -1,0 +1,77 @@
+"""The 32-billion-parameter deck at a sixty-fourth of its width: the same schedule on four ranks, with
+every home, ends in the same numbers; and its memory is where the deck says."""
+
+import pytest
+
+from conftest import FULL, ROOT, losses, metrics
+
+DECK = ROOT / "input_decks" / "vit32b_synthetic_4xv100.toml"
+SMALL = {
+    "run.device": "cpu",
+    "run.threads": 1,
+    "run.steps": 3,
+    "model.image": 56,
+    "model.dim": 128,
+    "model.heads": 8,
+    "model.mlp": 512,
+    "model.classes": 341,
+    "optimizer.warmup_steps": 1,
+    "optimizer.lr": 1e-3,
+    "data.synthetic_train": 64,
+    "checkpoint.at_end": "false",
+}
+HOMES = [
+    ("device", "device"),
+    ("host", "device"),
+    ("host", "host"),
+    ("host", "nvme"),
+    ("nvme", "device"),
+    ("nvme", "host"),
+    ("nvme", "nvme"),
+]
+MESHES = {
+    "pipeline": {},
+    "pipeline and tensor": {"parallel.pipeline": 2, "parallel.tensor": 2, "parallel.chunks": 20},
+    "tensor": {"parallel.pipeline": 1, "parallel.tensor": 4, "parallel.chunks": 40},
+}
+
+
+def overrides(keys):
+    return [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_every_home_trains_the_headline_deck_to_the_same_numbers(program, mesh):
+    found = {}
+    for optimizer, weights in HOMES if FULL else HOMES[:: 2 if mesh == "pipeline" else 4]:
+        name = f"{optimizer}_{weights}"
+        homes = {
+            "run.name": name,
+            "memory.optimizer": optimizer,
+            "memory.weights": weights,
+            "memory.nvme_dir": program.folder / "scratch",
+            "memory.gradients": "working",
+        }
+        program.good("train", DECK, *overrides({**SMALL, **MESHES[mesh], **homes}), ranks=4)
+        run = program.folder / "runs" / name
+        found[name] = losses(run)
+        assert len(found[name]) == 3
+        assert not any(line["skipped"] for line in metrics(run))
+    first, *others = found.values()
+    assert first[3] < first[1]
+    for other in others:
+        assert other == first
+
+
+def test_a_folder_that_cannot_hold_the_state_is_an_error_before_the_first_step(program):
+    (program.folder / "scratch").write_text("a file")
+    keys = {
+        **SMALL,
+        "memory.optimizer": "nvme",
+        "memory.nvme_dir": program.folder / "scratch",
+    }
+    done = program.run("train", DECK, *overrides(keys), ranks=4)
+    assert done.returncode == 2, done.stderr
+    for word in ("memory.nvme_dir", "scratch"):
+        assert word in done.stderr
+    assert not (program.folder / "runs/vit32b/metrics.jsonl").exists()
