@@ -6,7 +6,6 @@
 
 #include "voltapile/base/error.hpp"
 #include "voltapile/base/log.hpp"
-#include "voltapile/checkpoint/checkpoint.hpp"
 #include "voltapile/checkpoint/durable.hpp"
 
 namespace voltapile {
@@ -94,23 +93,32 @@ void publish_step(const fs::path& checkpoints, int64_t step) {
   if (again) fs::remove_all(replaced);
 }
 
-void prune(const fs::path& checkpoints, int64_t keep_last) {
-  if (keep_last <= 0) return;
-  try {
-    std::vector<int64_t> steps;
-    for (const auto& entry : fs::directory_iterator(checkpoints)) {
-      const auto name = parse_name(entry.path().filename().string());
-      if (name && name->suffix.empty() && !entry.is_symlink() && entry.is_directory()) {
-        steps.push_back(name->step);
-      }
+std::vector<int64_t> whole_steps(const fs::path& checkpoints) {
+  std::vector<int64_t> steps;
+  for (const auto& entry : fs::directory_iterator(checkpoints)) {
+    const auto name = parse_name(entry.path().filename().string());
+    if (name && name->suffix.empty() && !entry.is_symlink() && entry.is_directory()) {
+      steps.push_back(name->step);
     }
-    std::sort(steps.begin(), steps.end());
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+void prune(const fs::path& checkpoints, const Keep& keep) {
+  if (keep.last <= 0) return;
+  try {
+    const std::vector<int64_t> steps = whole_steps(checkpoints);
     const auto latest = latest_checkpoint(checkpoints);
     auto left = static_cast<int64_t>(steps.size());
     for (const int64_t old : steps) {
-      if (left <= keep_last) break;
+      if (left <= keep.last) break;
       const fs::path folder = checkpoints / step_name(old);
       if (latest && latest->filename() == folder.filename()) continue;
+      if (keep.every > 0 && old % keep.every == 0) {
+        --left;
+        continue;
+      }
       remove_step(folder);
       --left;
     }

@@ -9,6 +9,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
+
+#include "voltapile/checkpoint/checkpoint.hpp"
 
 namespace voltapile {
 
@@ -21,8 +24,11 @@ void tidy(const std::filesystem::path& checkpoints);
 // Gives step_N.partial its name and moves `latest` to it; synced.
 void publish_step(const std::filesystem::path& checkpoints, int64_t step);
 
-// Removes the checkpoints of the lowest steps until keep_last are left (0: none), but not the one
-// that `latest` names. A folder that cannot be removed is a warning.
-void prune(const std::filesystem::path& checkpoints, int64_t keep_last);
+// Steps of the whole checkpoints, ascending.
+std::vector<int64_t> whole_steps(const std::filesystem::path& checkpoints);
+
+// Removes the checkpoints that `keep` does not name, but never the one that `latest` names. A
+// folder that cannot be removed is a warning.
+void prune(const std::filesystem::path& checkpoints, const Keep& keep);
 
 }  // namespace voltapile

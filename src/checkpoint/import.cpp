@@ -76,7 +76,7 @@ std::filesystem::path save_first(const std::filesystem::path& checkpoints, const
   const RunState state{.seed = deck.run.seed,
                        .loss_scale = first_loss_scale(deck.precision),
                        .deck = write_deck(deck)};
-  return save_checkpoint(checkpoints, *make_solo(), state, model, {}, pieces, 0);
+  return save_checkpoint(checkpoints, *make_solo(), state, model, {}, pieces, {});
 }
 
 }  // namespace

@@ -2,9 +2,9 @@
 #include <cmath>
 
 #include "voltapile/checkpoint/checkpoint.hpp"
-#include "voltapile/checkpoint/durable.hpp"
 
 #include "index.hpp"
+#include "shard_faults.hpp"
 
 namespace voltapile {
 namespace {
@@ -33,20 +33,9 @@ void verify_shards(const std::filesystem::path& checkpoint, const Index& index,
                    Verification& found) {
   for (const ShardEntry& shard : index.shards) {
     ++found.shards;
-    const std::string fault = size_fault(checkpoint, shard);
-    if (!fault.empty()) {
-      found.faults.push_back(fault);
-      continue;
-    }
-    const std::filesystem::path path = checkpoint / shard.file;
-    try {
-      const Digest digest = digest_file(path);
-      found.bytes += digest.bytes;
-      if (digest.hex != shard.digest) {
-        found.faults.push_back(format("{}: damaged: digest {} instead of {}", path.string(),
-                                      digest.hex, shard.digest));
-      }
-    } catch (const Error& error) { found.faults.emplace_back(error.what()); }
+    const auto faults = shard_faults(checkpoint, index, shard);
+    found.faults.insert(found.faults.end(), faults.begin(), faults.end());
+    if (faults.empty()) found.bytes += shard.bytes;
   }
 }
 

@@ -142,19 +142,49 @@ void add_data_and_output(Schema& schema) {
   checkpoint.add("every_steps", &C::every_steps, Integer{0},
                  {.fallback = literal("0"),
                   .unit = "steps",
-                  .help = "Steps between checkpoints; 0: only at the end.",
+                  .help = "Steps between checkpoints; 0: none by steps.",
                   .on_resume = OnResume::may_change,
                   .also = "every interval save_every"});
+  checkpoint.add("every_minutes", &C::every_minutes, Number{0, 1e6},
+                 {.fallback = literal("0.0"),
+                  .unit = "minutes",
+                  .help = "Time between the beginnings of checkpoints, by the first rank's clock; "
+                          "0: none by time. May stand beside every_steps.",
+                  .on_resume = OnResume::may_change,
+                  .also = "minutes save_minutes every_seconds every_hours"});
   checkpoint.add("keep_last", &C::keep_last, Integer{0},
                  {.fallback = literal("3"),
                   .unit = "checkpoints",
                   .help = "Older ones are removed; 0 keeps all.",
                   .on_resume = OnResume::may_change,
                   .also = "keep max_to_keep"});
+  checkpoint.add("keep_every", &C::keep_every, Integer{0},
+                 {.fallback = literal("0"),
+                  .unit = "steps",
+                  .help = "Checkpoints of multiples of this step stay for ever, whatever keep_last "
+                          "says; 0: none.",
+                  .on_resume = OnResume::may_change,
+                  .also = "keep_period keep_interval"});
   checkpoint.add("at_end", &C::at_end, Flag{},
                  {.fallback = literal("true"),
                   .help = "Save a checkpoint after the last step.",
                   .on_resume = OnResume::may_change});
+  checkpoint.add(
+      "on_error", &C::on_error,
+      Choice<SaveFault>{{{"stop", SaveFault::stop}, {"continue", SaveFault::go_on}}},
+      {.fallback = literal("\"stop\""),
+       .help = "When a save fails: end the run, or warn, train on and save again when the next is "
+               "due. A last save that fails ends the run in both cases. The checkpoint before "
+               "stays whole.",
+       .on_resume = OnResume::may_change,
+       .also = "on_failure on_fault",
+       .words = "fail=stop abort=stop warn=continue ignore=continue"});
+  checkpoint.add("fallback", &C::fallback, Flag{},
+                 {.fallback = literal("false"),
+                  .help = "When the latest checkpoint is damaged: false refuses to train, true "
+                          "continues from the newest good one, and says which.",
+                  .on_resume = OnResume::may_change,
+                  .also = "fall_back"});
 
   using T = Deck::Trace;
   Rows<T> trace(schema, "trace", &Deck::trace, "A record of every instruction in some steps.");

@@ -25,7 +25,7 @@ Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
   // The ring of states and the vectors that norm sums, and host copies of what a step leaves.
   host_states = device.allocate_host(kRing * sizeof(StepState), "step results");
   host_inputs = device.allocate_host(kRing * sizeof(StepInputs), "step inputs");
-  host_stops = device.allocate_host(kRing * sizeof(double), "stop votes");
+  host_votes = device.allocate_host(kRing * sizeof(double), "votes");
   states = reinterpret_cast<StepState*>(arena->at(Value::step_state, -1, -1));
   const auto at = [&](Value value, int index) {
     return arena->at(value, -1, -1) + static_cast<size_t>(index) * sizeof(double);
@@ -122,7 +122,7 @@ Clocked& Engine::Impl::clock_of(size_t instruction, size_t ring) const {
 StepState* Engine::Impl::state(int64_t step) const { return states + step % kRing; }
 
 void Engine::Impl::issue(const StepInputs* inputs, const BatchMemory& batch, int64_t valid,
-                         bool stop) {
+                         Votes votes) {
   VP_CHECK(issued - waited < kRing - 1, "{} steps are in flight", issued - waited);
   const auto ring = static_cast<size_t>(issued % kRing);
   if (inputs != nullptr) {
@@ -151,7 +151,7 @@ void Engine::Impl::issue(const StepInputs* inputs, const BatchMemory& batch, int
     }
     Clocked& clock = clock_of(i, ring);
     device.mark(stream, &clock.begin);
-    enqueue(bound, stream, batch, valid, stop);
+    enqueue(bound, stream, batch, valid, votes);
     device.mark(stream, &clock.end);
     const uint64_t done = device.record(stream).ticket;
     for (int slot : bound.reads) order[static_cast<size_t>(slot)].read[lane] = done;
@@ -180,14 +180,14 @@ void Engine::set_state(const StepState& state) {
   impl_->device.wait_on_host(impl_->device.record(compute));
 }
 
-void Engine::issue(const StepInputs& inputs, const BatchMemory& batch, bool stop) {
+void Engine::issue(const StepInputs& inputs, const BatchMemory& batch, const Votes& votes) {
   VP_CHECK(inputs.step == impl_->issued, "step {} was issued after step {}", inputs.step,
            impl_->issued - 1);
-  impl_->issue(&inputs, batch, impl_->rank_samples(), stop);
+  impl_->issue(&inputs, batch, impl_->rank_samples(), votes);
 }
 
 void Engine::issue_evaluation(const BatchMemory& batch, int64_t valid) {
-  impl_->issue(nullptr, batch, valid, false);
+  impl_->issue(nullptr, batch, valid, {});
   // The batch is lent for this call, and evaluation is rare: one step at a time.
   drain();
   impl_->waited = impl_->issued;
@@ -199,7 +199,7 @@ StepResult Engine::wait_for_step() {
   impl_->device.wait_on_host(impl_->step_end[ring]);
   StepResult result;
   result.state = reinterpret_cast<const StepState*>(impl_->host_states.data())[ring];
-  result.stop = reinterpret_cast<const double*>(impl_->host_stops.data())[ring] > 0;
+  result.votes = votes_of(reinterpret_cast<const double*>(impl_->host_votes.data())[ring]);
   // Updates of this step may still run, but everything of the step before has ended: its clocks are
   // final.
   if (impl_->waited > impl_->first_step) {

@@ -1,6 +1,7 @@
 // Private to the engine: the program bound to memory, and what each instruction enqueues.
 #pragma once
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <map>
 
@@ -8,7 +9,17 @@
 
 namespace voltapile {
 
-inline constexpr int kStopSlot = NormSlots::count;  // of Impl::summed
+inline constexpr int kVoteSlot = NormSlots::count;  // of Impl::summed
+
+// Votes as one number, which is summed over the ranks: each kind counts in a range of its own, and
+// the sum of up to 2^26 ranks' is exact.
+inline constexpr double kSaveVote = 0x1p26;
+inline double as_number(const Votes& votes) {
+  return (votes.stop ? 1 : 0) + (votes.save ? kSaveVote : 0);
+}
+inline Votes votes_of(double sum) {
+  return {.stop = std::fmod(sum, kSaveVote) > 0, .save = sum >= kSaveVote};
+}
 // What first_bad holds while every gradient was finite.
 inline constexpr int32_t kNoBadParameter = std::numeric_limits<int32_t>::max();
 
@@ -43,18 +54,18 @@ struct Engine::Impl {
   Impl(RankContext& context, const Phase& phase);
 
   void bind();
-  void issue(const StepInputs* inputs, const BatchMemory& batch, int64_t valid, bool stop);
+  void issue(const StepInputs* inputs, const BatchMemory& batch, int64_t valid, Votes votes);
   void enqueue(const BoundInstruction& bound, Stream& stream, const BatchMemory& batch,
-               int64_t valid, bool stop);
+               int64_t valid, Votes votes);
   void enqueue_once(const BoundInstruction& bound, Stream& stream, const BatchMemory& batch,
-                    int64_t valid, bool stop);
+                    int64_t valid, Votes votes);
   uint64_t work_key(const BoundInstruction& bound) const;
   void load_batch(int chunk, int micro, const BatchMemory& batch, Stream& stream);
   void exchange(const Instruction& instruction, Stream& stream);
   int64_t rank_samples() const;
   void add_clocks(size_t ring, SummaryTimers& timers) const;
   void reduce_gradients(int chunk, Stream& stream);
-  void norm(Stream& stream, bool stop);
+  void norm(Stream& stream, Votes votes);
   void update(int chunk, Lane lane, Stream& stream);
   void update_on_host(int chunk, int ring);
   void gather_weights(int chunk, Stream& stream);
@@ -88,10 +99,10 @@ struct Engine::Impl {
   std::array<Tickets, kLaneCount>
       waited_for{};  // by waiting lane: what it has been made to wait for already
 
-  Buffer host_states, host_inputs, host_stops, host_clocks;
+  Buffer host_states, host_inputs, host_votes, host_clocks;
   StepState* states = nullptr;  // kRing of them, on the device
-  // On the device. `summed` is what norm adds up over the world: slots, then the number of ranks
-  // that want to stop. `loss` is this rank's, until norm takes it.
+  // On the device. `summed` is what norm adds up over the world: slots, then the ranks' votes.
+  // `loss` is this rank's, until norm takes it.
   TensorView slots, summed, first_bad, loss, correct;
   std::array<Event, kRing> step_end;
   int64_t issued = 0, waited = 0, first_step = 0;

@@ -94,18 +94,18 @@ uint64_t Engine::Impl::work_key(const BoundInstruction& bound) const {
 }
 
 void Engine::Impl::enqueue(const BoundInstruction& bound, Stream& stream, const BatchMemory& batch,
-                           int64_t valid, bool stop) {
+                           int64_t valid, Votes votes) {
   const Op op = bound.instruction.op;
   const bool computes = op == Op::forward || op == Op::recompute || op == Op::backward ||
                         op == Op::backward_input || op == Op::backward_weight;
-  const auto work = [&] { enqueue_once(bound, stream, batch, valid, stop); };
+  const auto work = [&] { enqueue_once(bound, stream, batch, valid, votes); };
   if (training && computes && context.links().tensor->capturable())
     device.repeat(stream, work_key(bound), work);
   else work();
 }
 
 void Engine::Impl::enqueue_once(const BoundInstruction& bound, Stream& stream,
-                                const BatchMemory& batch, int64_t valid, bool stop) {
+                                const BatchMemory& batch, int64_t valid, Votes votes) {
   const Instruction& instruction = bound.instruction;
   const int chunk = instruction.chunk, micro = instruction.micro;
   const auto model = [&]() -> ChunkModel& { return *chunks[static_cast<size_t>(chunk)].model; };
@@ -126,7 +126,7 @@ void Engine::Impl::enqueue_once(const BoundInstruction& bound, Stream& stream,
     case Op::send_gradient:
     case Op::receive_gradient: return exchange(instruction, stream);
     case Op::reduce_gradients: return reduce_gradients(chunk, stream);
-    case Op::norm: return norm(stream, stop);
+    case Op::norm: return norm(stream, votes);
     case Op::update: return update(chunk, instruction.lane, stream);
     case Op::gather_weights: return gather_weights(chunk, stream);
     case Op::fetch_weights: return fetch_weights(chunk, stream);
@@ -198,7 +198,7 @@ void Engine::Impl::reduce_gradients(int chunk, Stream& stream) {
   kernels.sum_squares(reduced, parts.pieces, slots, first_bad, stream);
 }
 
-void Engine::Impl::norm(Stream& stream, bool stop) {
+void Engine::Impl::norm(Stream& stream, Votes votes) {
   // The loss is known on every tensor rank of the last chunk: one of them counts it.
   const auto slot = [&](int index) { return slots.slice_flat(index, index + 1); };
   const bool counts = context.has_last_chunk() && context.coord().tp == 0;
@@ -206,7 +206,7 @@ void Engine::Impl::norm(Stream& stream, bool stop) {
   kernels.fill(slot(NormSlots::samples), counts ? static_cast<double>(rank_samples()) : 0.0,
                stream);
   Communicator& world = *context.links().norm;
-  kernels.fill(summed.slice_flat(kStopSlot, kStopSlot + 1), stop ? 1 : 0, stream);
+  kernels.fill(summed.slice_flat(kVoteSlot, kVoteSlot + 1), as_number(votes), stream);
   world.all_reduce(summed, Reduction::sum, stream);
   world.all_reduce(first_bad, Reduction::min, stream);
   const Deck& deck = plan.deck;
@@ -217,8 +217,8 @@ void Engine::Impl::norm(Stream& stream, bool stop) {
   };
   kernels.finish_norm(slots, first_bad, rules, state(issued), state(issued + 1), stream);
   const auto ring = static_cast<size_t>(issued % kRing);
-  device.copy(reinterpret_cast<double*>(host_stops.data()) + ring,
-              static_cast<const double*>(summed.data) + kStopSlot, sizeof(double), stream);
+  device.copy(reinterpret_cast<double*>(host_votes.data()) + ring,
+              static_cast<const double*>(summed.data) + kVoteSlot, sizeof(double), stream);
   kernels.fill(summed, 0, stream);
   kernels.fill(loss, 0, stream);
   kernels.fill(first_bad, kNoBadParameter, stream);

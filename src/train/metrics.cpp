@@ -140,13 +140,16 @@ int64_t skipped_before(const std::filesystem::path& run_dir, int64_t step) {
 
 struct Metrics::Impl {
   std::filesystem::path lines_path, h5_path;
+  LineFault on_fault;
   int fd = -1;
+  std::string waiting;  // whole lines
+  bool warned = false;  // since a line was last written
   std::vector<TrainRecord> train;
   std::vector<EvalRecord> eval;
   std::chrono::steady_clock::time_point published;
 
-  Impl(const std::filesystem::path& run_dir, int64_t resume_step)
-      : lines_path(run_dir / "metrics.jsonl"), h5_path(run_dir / "metrics.h5") {
+  Impl(const std::filesystem::path& run_dir, int64_t resume_step, LineFault what)
+      : lines_path(run_dir / "metrics.jsonl"), h5_path(run_dir / "metrics.h5"), on_fault(what) {
     // The datasets first: a kill in between must not leave them with steps that the lines lack.
     const Cut cut = read_lines(resume_step);
     publish_datasets();
@@ -211,18 +214,25 @@ struct Metrics::Impl {
   }
 
   // One write call, so that no reader and no kill ever sees half a line and the next one.
-  void append(const std::string& line) {
+  void append_waiting() {
+    if (waiting.empty()) return;
     ssize_t wrote = 0;
-    do { wrote = ::write(fd, line.data(), line.size()); } while (wrote < 0 && errno == EINTR);
+    do { wrote = ::write(fd, waiting.data(), waiting.size()); } while (wrote < 0 && errno == EINTR);
     if (wrote < 0) throw_errno(lines_path, "cannot write");
-    if (static_cast<size_t>(wrote) != line.size()) {
+    if (static_cast<size_t>(wrote) != waiting.size()) {
+      const off_t end = ::lseek(fd, 0, SEEK_END);
+      if (end < 0 || ::ftruncate(fd, end - static_cast<off_t>(wrote)) != 0)
+        throw_errno(lines_path, "cannot take back half a line");
       throw Error(ExitCode::failure, lines_path.string() +
                                          ": cannot write a whole line; is the "
                                          "disk full?");
     }
+    waiting.clear();
+    warned = false;
   }
 
   void publish() {
+    append_waiting();
     if (::fsync(fd) != 0) throw_errno(lines_path, "cannot sync this file to the disk");
     publish_datasets();
   }
@@ -255,14 +265,21 @@ struct Metrics::Impl {
 
   template <class R>
   void add(const R& record) {
-    append(line_of(record));
+    waiting += line_of(record);
     keep(record);
-    if (std::chrono::steady_clock::now() - published >= kPublishInterval) publish();
+    try {
+      append_waiting();
+      if (std::chrono::steady_clock::now() - published >= kPublishInterval) publish();
+    } catch (const Error& error) {
+      if (on_fault == LineFault::ends_run) throw;
+      if (!warned) log::warn(format("{}; lines wait in memory", error.what()));
+      warned = true;
+    }
   }
 };
 
-Metrics::Metrics(const std::filesystem::path& run_dir, int64_t resume_step)
-    : impl_(std::make_unique<Impl>(run_dir, resume_step)) {}
+Metrics::Metrics(const std::filesystem::path& run_dir, int64_t resume_step, LineFault on_fault)
+    : impl_(std::make_unique<Impl>(run_dir, resume_step, on_fault)) {}
 
 Metrics::~Metrics() {
   try {

@@ -179,14 +179,14 @@ void stage(RankContext& context, StagedState& staged) {
 
 std::filesystem::path write(const RankContext& context, Communicator& link,
                             const StagedState& staged, const std::filesystem::path& checkpoints,
-                            const RunState& state, int64_t keep_last) {
+                            const RunState& state, const Keep& keep) {
   const Plan& plan = context.plan();
   std::vector<Parameter> model;
   for (const Layer& layer : plan.architecture.layers) {
     model.insert(model.end(), layer.parameters.begin(), layer.parameters.end());
   }
   return save_checkpoint(checkpoints, link, state, model, {plan.mesh.tp, context.coord().tp},
-                         staged.pieces, keep_last);
+                         staged.pieces, keep);
 }
 
 }  // namespace voltapile

@@ -25,6 +25,6 @@ void stage(RankContext& context, StagedState& staged);
 // Collective over `link`, which has all ranks.
 std::filesystem::path write(const RankContext& context, Communicator& link,
                             const StagedState& staged, const std::filesystem::path& checkpoints,
-                            const RunState& state, int64_t keep_last);
+                            const RunState& state, const Keep& keep);
 
 }  // namespace voltapile

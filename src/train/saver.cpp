@@ -14,14 +14,14 @@ void Saver::copy() {
   stage(context_, staged_);
 }
 
-void Saver::start(const RunState& run, int64_t keep_last) {
+void Saver::start(const RunState& run, const Keep& keep) {
   VP_CHECK(!under_way(), "two checkpoints are written at once");
   saved_ = {.folder = {}, .step = run.step, .stall_seconds = now_seconds() - began_, .seconds = 0};
   fault_ = nullptr;
   ended_ = false;
-  thread_ = std::thread([this, run, keep_last] {
+  thread_ = std::thread([this, run, keep] {
     try {
-      saved_.folder = write(context_, link_, staged_, checkpoints_, run, keep_last);
+      saved_.folder = write(context_, link_, staged_, checkpoints_, run, keep);
     } catch (...) { fault_ = std::current_exception(); }
     saved_.seconds = now_seconds() - began_;
     ended_ = true;
@@ -31,6 +31,15 @@ void Saver::start(const RunState& run, int64_t keep_last) {
 double Saver::seconds() const {
   if (!under_way()) return 0;
   return ended_ ? saved_.seconds : now_seconds() - began_;
+}
+
+std::string Saver::fault() const {
+  if (!under_way() || !failed()) return "";
+  try {
+    std::rethrow_exception(fault_);
+  } catch (const PeerFailure&) { return ""; } catch (const Error& error) {
+    return error.what();
+  } catch (...) { return ""; }
 }
 
 Saver::Saved Saver::finish() {

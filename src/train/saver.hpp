@@ -28,20 +28,22 @@ class Saver {
   // Copies the state; every lane must be idle, and no save under way. May fail on one rank alone.
   void copy();
   // Writes what copy() took as the checkpoint of `run`.
-  void start(const RunState& run, int64_t keep_last);
+  void start(const RunState& run, const Keep& keep);
   // Between start() and finish().
   bool under_way() const { return thread_.joinable(); }
   // Whether finish() would not wait; a fault counts as an end.
   bool ended() const { return ended_; }
   bool failed() const { return ended_ && fault_ != nullptr; }
+  // What a failed save came to, where all ranks learn of it; else empty.
+  std::string fault() const;
   // The save under way, once it is whole; else null.
   const Saved* saved() const {
     return under_way() && ended_ && fault_ == nullptr ? &saved_ : nullptr;
   }
   // How long the save under way has taken so far, or took; 0 without one.
   double seconds() const;
-  // Waits for the save under way. A fault is thrown by every rank alike, and the checkpoint before
-  // it is whole.
+  // Waits for the save under way. A fault is a SharedError, thrown by every rank alike; the
+  // checkpoint before it is whole, and another save may begin.
   Saved finish();
 
  private:

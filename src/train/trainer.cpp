@@ -49,6 +49,16 @@ auto or_abort(Ranks& ranks, Device& device, Run&& run) -> decltype(run()) {
   }
 }
 
+// What all ranks throw alike already.
+template <class Work>
+auto shared(Work&& work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const PeerFailure&) { throw; } catch (const Error& error) {
+    throw SharedError(error.code(), error.what());
+  }
+}
+
 TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& options) {
   std::unique_ptr<Communicator>& world = ranks.world;
   Plan plan;
@@ -66,19 +76,20 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
   });
   const std::filesystem::path run_dir =
       world->gather_text(folder ? folder->path().string() : "").front();
-  std::optional<std::filesystem::path> checkpoint;
-  std::optional<RunState> stored;
+  const std::optional<Chosen> stored = shared([&] {
+    return choose_checkpoint(
+        run_dir / "checkpoints", *world,
+        plan.deck.checkpoint.fallback ? OnDamage::fall_back : OnDamage::refuse);
+  });
   bool finished = false;
   agree(*world, [&] {
-    checkpoint = latest_checkpoint(run_dir / "checkpoints");
-    if (checkpoint) stored = read_run_state(*checkpoint);
-    finished = is_finished(plan.deck, run_dir, stored ? stored->step : 0, total);
+    finished = is_finished(plan.deck, run_dir, stored ? stored->state.step : 0, total);
   });
   if (folder) log::add_file(folder->path() / "log.txt");
   if (finished) {
     TrainSummary summary;
     summary.run_dir = run_dir.string();
-    summary.steps = std::max(stored ? stored->step : 0, last_recorded_step(run_dir));
+    summary.steps = std::max(stored ? stored->state.step : 0, last_recorded_step(run_dir));
     summary.was_finished = true;
     return summary;
   }
@@ -102,11 +113,14 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
                transport.transport == Transport::nccl ? "nccl" : "staged", transport.why));
   }
   say(format("  data.workers: {} to read pictures", reading_threads(plan.deck)));
-  say(checkpoint
-          ? format("continuing from {} (step {} of {})", checkpoint->string(), stored->step, total)
-          : format("starting: {} steps of {} samples, {} pictures to learn from", total,
-                   plan.deck.batch.global, show_grouped(data.samples)));
-  if (folder && checkpoint)
+  for (const std::string& damage : stored ? stored->passed_over : std::vector<std::string>{})
+    if (folder) log::warn(damage);
+  say(stored ? format("continuing from {} (step {} of {}){}", stored->folder.string(),
+                      stored->state.step, total,
+                      stored->passed_over.empty() ? "" : ", the newest good one")
+             : format("starting: {} steps of {} samples, {} pictures to learn from", total,
+                      plan.deck.batch.global, show_grouped(data.samples)));
+  if (folder && stored)
     for (const std::string& change : folder->changes()) say("  changed: " + change);
   Links& links = ranks.links =
       make_plan_links(plan, std::move(world), *device, transport.transport);
@@ -118,7 +132,9 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
     training = std::make_unique<Training>(plan, control, *context, options, folder.get(),
                                           run_dir / "checkpoints", data, test, total);
   });
-  TrainSummary summary = or_abort(ranks, *device, [&] { return training->run(checkpoint); });
+  TrainSummary summary = or_abort(ranks, *device, [&] {
+    return training->run(stored ? std::optional(stored->folder) : std::nullopt);
+  });
   summary.run_dir = run_dir.string();
   return summary;
 }
@@ -143,6 +159,11 @@ EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions&
     checkpoint = checkpoint_of();
     stored = read_run_state(checkpoint);
   });
+  const std::vector<std::string> damage = shared([&] { return find_damage(checkpoint, *world); });
+  if (!damage.empty()) {
+    throw SharedError(ExitCode::bad_data,
+                      format("{} is damaged: {}", checkpoint.string(), join(damage, "\n  ")));
+  }
   Communicator& control = *world;
   const int rank = control.rank();
   std::unique_ptr<Device>& device = ranks.device;

@@ -37,7 +37,7 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
     state.adam_step = stored.adam_step;
     state.skipped_steps = stored.skipped_steps;
     samples_ = stored.samples;
-    saved_ = stored.step;
+    saved_ = whole_ = stored.step;
     // Else a job that starts again after each failure would step over the limit.
     skipped_in_a_row_ = skipped_before(checkpoint->parent_path().parent_path(), stored.step);
   });
@@ -62,7 +62,9 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
   }
   if (leads()) {
     folder_->write_deck_file(deck);  // only now: the run is known to be good
-    metrics_ = std::make_unique<Metrics>(folder_->path(), issued_);
+    metrics_ = std::make_unique<Metrics>(
+        folder_->path(), issued_,
+        goes_on(Attempt::one_of_many) ? LineFault::waits : LineFault::ends_run);
     if (!options_.quiet) {
       progress_ =
           std::make_unique<Progress>(issued_, total_, deck.run.log_every, output_is_terminal());
@@ -70,7 +72,7 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
   }
   // Everybody is ready before the clock starts.
   control_.barrier();
-  began_ = last_step_at_ = now_seconds();
+  began_ = last_save_at_ = last_step_at_ = now_seconds();
 }
 
 void Training::report_skip(const StepState& state) {
@@ -93,7 +95,8 @@ void Training::finish_step() {
   ++waited_;
   samples_ += plan_.deck.batch.global;
   timers_.add(result.timers);
-  stop_ = stop_ || result.stop;
+  stop_ = stop_ || result.votes.stop;
+  save_voted_ = save_voted_ || result.votes.save;
   const double at = now_seconds();
   const TrainRecord record{
       .step = waited_,
@@ -114,6 +117,7 @@ void Training::finish_step() {
   if (!leads()) return;
   metrics_->add(record);
   if (saver_.saved() != nullptr) announce(*saver_.saved());
+  if (goes_on(Attempt::one_of_many)) warn_of_failed_save(saver_.fault());
   const bool saving = saver_.under_way() && !saver_.ended();
   if (progress_) progress_->show(record, saving ? format("saving step {}", saved_) : "");
   if (options_.on_step) options_.on_step(record);
@@ -136,11 +140,48 @@ void Training::evaluate() {
   }
 }
 
-void Training::finish_save() {
+bool Training::goes_on(Attempt attempt) const {
+  return attempt == Attempt::one_of_many && plan_.deck.checkpoint.on_error == SaveFault::go_on;
+}
+
+void Training::finish_save(Attempt attempt) {
   if (!saver_.under_way()) return;
-  const Saver::Saved saved = saver_.finish();
-  longest_save_ = std::max(longest_save_, saved.seconds);
-  announce(saved);
+  try {
+    const Saver::Saved saved = saver_.finish();
+    longest_save_ = std::max(longest_save_, saved.seconds);
+    whole_ = saved.step;
+    announce(saved);
+  } catch (const SharedError& error) {
+    if (!goes_on(attempt)) throw;
+    warn_of_failed_save(error.what());
+    saved_ = whole_;
+  }
+}
+
+// Said once a save, as soon as it is known.
+void Training::warn_of_failed_save(const std::string& fault) {
+  if (!leads() || fault.empty() || warned_ == saved_) return;
+  warned_ = saved_;
+  if (progress_) progress_->finish();
+  log::warn(format("{}; training goes on (checkpoint.on_error), {}", fault,
+                   whole_ < 0 ? "without any checkpoint so far"
+                              : format("the checkpoint of step {} stays", whole_)));
+}
+
+void Training::publish_metrics(Attempt attempt) {
+  if (!metrics_) return;
+  try {
+    metrics_->publish();
+  } catch (const Error& error) {
+    if (!goes_on(attempt)) throw;
+    log::warn(error.what());
+  }
+}
+
+bool Training::save_time_has_come() const {
+  const double every = 60 * plan_.deck.checkpoint.every_minutes;
+  const bool saving = saver_.under_way() && !saver_.ended();
+  return leads() && every > 0 && !saving && now_seconds() - last_save_at_ >= every;
 }
 
 // Said once, as soon as it is known.
@@ -153,11 +194,12 @@ void Training::announce(const Saver::Saved& saved) {
                    show_seconds(saved.stall_seconds)));
 }
 
-void Training::save() {
+void Training::save(Attempt attempt) {
   drain();
-  finish_save();
+  save_voted_ = false;
+  finish_save(attempt);
   if (saved_ == waited_) return;
-  const double began = now_seconds();
+  const double began = last_save_at_ = now_seconds();
   const StepState state = engine_.next_state();
   const RunState run{.step = waited_,
                      .samples = samples_,
@@ -168,13 +210,14 @@ void Training::save() {
                      .skipped_steps = state.skipped_steps,
                      .deck = write_deck(plan_.deck)};
   agree(control_, [&] {
-    if (metrics_) metrics_->publish();
+    publish_metrics(attempt);
     saver_.copy();
   });
-  saver_.start(run, plan_.deck.checkpoint.keep_last);
+  const Deck::Checkpoint& rules = plan_.deck.checkpoint;
+  saver_.start(run, {.last = rules.keep_last, .every = rules.keep_every});
   saved_ = waited_;
   // The state itself is being written.
-  if (plan_.deck.memory.optimizer == Home::host) finish_save();
+  if (plan_.deck.memory.optimizer == Home::host) finish_save(attempt);
   last_step_at_ += now_seconds() - began;  // not the next step's time
 }
 
@@ -196,21 +239,24 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
                             samples_ + (issued_ - waited_) * deck.batch.global};
     // Whether a save has failed is known at different times on different ranks: they stop together.
     engine_.issue(inputs, loader_ ? loader_->next() : ring_.batches.front(),
-                  stop_requested() || time_is_short() || saver_.failed());
+                  {.stop = stop_requested() || time_is_short() ||
+                           (saver_.failed() && !goes_on(Attempt::one_of_many)),
+                   .save = save_time_has_come()});
     ++issued_;
     // The host stays one step ahead of the device.
     if (issued_ - waited_ > 1) finish_step();
     if (issued_ < total_ && due(deck.eval.every_steps)) evaluate();
-    if (issued_ < total_ && due(deck.checkpoint.every_steps)) save();
+    if (issued_ < total_ && (save_voted_ || due(deck.checkpoint.every_steps)))
+      save(Attempt::one_of_many);
   }
   drain();
-  finish_save();
+  finish_save(Attempt::one_of_many);
   summary_.seconds = now_seconds() - began_;
   const bool finished = waited_ == total_;
   if (finished) evaluate();
-  if (!finished || deck.checkpoint.at_end) save();
-  finish_save();
-  if (metrics_) metrics_->publish();
+  if (!finished || deck.checkpoint.at_end) save(Attempt::last);
+  finish_save(Attempt::last);
+  publish_metrics(Attempt::last);
   if (progress_) progress_->finish();
   summary_.steps = waited_;
   summary_.code = finished ? ExitCode::done : ExitCode::stopped_early;

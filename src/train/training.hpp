@@ -38,8 +38,15 @@ class Training {
   void finish_step();
   void evaluate();  // where the deck has a test part
   bool time_is_short() const;
-  void save();         // begins; training goes on
-  void finish_save();  // of the save under way, if any
+  // By rank 0's clock; its vote brings all ranks to save at one step.
+  bool save_time_has_come() const;
+  // Whether a save that fails ends the run, whatever the deck says: nothing comes after it.
+  enum class Attempt { one_of_many, last };
+  void save(Attempt attempt);         // begins; training goes on
+  void finish_save(Attempt attempt);  // of the save under way, if any
+  bool goes_on(Attempt attempt) const;
+  void warn_of_failed_save(const std::string& fault);
+  void publish_metrics(Attempt attempt);
   void announce(const Saver::Saved& saved);
   void drain() {
     while (waited_ < issued_) finish_step();
@@ -63,11 +70,13 @@ class Training {
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Progress> progress_;
   SummaryTimers timers_;
-  int64_t issued_ = 0, waited_ = 0, saved_ = -1, announced_ = -1;  // steps
+  int64_t issued_ = 0, waited_ = 0;  // steps
+  // Steps of checkpoints: begun last, whole last, told of last; and whose failure was told of last.
+  int64_t saved_ = -1, whole_ = -1, announced_ = -1, warned_ = -1;
   int64_t samples_ = 0;
   int64_t skipped_in_a_row_ = 0;
-  bool stop_ = false;
-  double began_ = 0, last_step_at_ = 0, longest_step_ = 0, longest_save_ = 0;
+  bool stop_ = false, save_voted_ = false;
+  double began_ = 0, last_save_at_ = 0, last_step_at_ = 0, longest_step_ = 0, longest_save_ = 0;
   TrainSummary summary_;
 };
 

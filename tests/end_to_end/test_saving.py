@@ -2,10 +2,11 @@
 
 import shlex
 import subprocess
+import time
 
 import pytest
 
-from conftest import DECK, losses
+from conftest import DECK, kill_everything, losses
 
 
 def test_saving_every_step_changes_no_loss(program):
@@ -52,3 +53,130 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(program, me
     assert not [name for name in folders if name.endswith(".partial")]
     if folders:
         program.good("verify", kept / "small")
+
+
+def in_a_mount_namespace(program, script):
+    """Runs a shell script that may mount file systems for itself alone."""
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        cwd=program.folder,
+        env=program.environment,
+        text=True,
+        capture_output=True,
+        timeout=200,
+    )
+    if done.returncode == 99 or "unshare" in done.stderr:
+        pytest.skip("no file system may be mounted here: " + done.stderr.strip())
+    return done
+
+
+def test_with_on_error_continue_a_full_disk_is_a_warning_and_saving_works_again_later(program):
+    # The disk of the checkpoints is full from the first save on, and is emptied during training.
+    deck = program.deck(DECK.replace("steps = 12", "steps = 400").replace("dim = 32", "dim = 40"))
+    run = program.folder / "runs" / "small"
+    disk = run / "checkpoints"
+    disk.mkdir(parents=True)
+    kept = program.folder / "kept"
+    out = program.folder / "out.txt"
+    train = shlex.join(program.command(4, "train", deck, "--set", "checkpoint.on_error=continue"))
+    script = f"""
+      mount -t tmpfs -o size=8m tmpfs {disk} || exit 99
+      head -c 7800000 /dev/zero > {disk}/filler
+      {train} > {out} 2>&1 & job=$!
+      while ! grep -q 'No space left' {out} && kill -0 $job; do sleep 0.05; done
+      rm {disk}/filler
+      wait $job; code=$?
+      cp -a {disk} {kept}
+      exit $code"""
+    done = in_a_mount_namespace(program, script)
+    said = out.read_text()
+    assert done.returncode == 0, said + done.stderr
+    assert "was not written" in said and "training goes on (checkpoint.on_error)" in said, said
+    assert "step 400: saved" in said, said
+    assert sorted(losses(run)) == list(range(1, 401))
+    program.good("verify", kept / "step_00000400")
+
+
+def test_with_on_error_continue_a_read_only_folder_keeps_the_last_good_checkpoint(program):
+    # It stays read-only: the save after the last step ends the run, since nothing comes after it.
+    deck = program.deck(DECK.replace("steps = 12", "steps = 300"))
+    run = program.folder / "runs" / "small"
+    disk = run / "checkpoints"
+    disk.mkdir(parents=True)
+    kept = program.folder / "kept"
+    out = program.folder / "out.txt"
+    train = shlex.join(program.command(4, "train", deck, "--set", "checkpoint.on_error=continue"))
+    script = f"""
+      mount -t tmpfs -o size=16m tmpfs {disk} || exit 99
+      {train} > {out} 2>&1 & job=$!
+      while ! test -e {disk}/latest && kill -0 $job; do sleep 0.02; done
+      until mount -o remount,ro {disk}; do sleep 0.01; done
+      wait $job; code=$?
+      cp -a {disk} {kept}
+      exit $code"""
+    done = in_a_mount_namespace(program, script)
+    said = out.read_text()
+    assert done.returncode == 5, said + done.stderr
+    assert said.count("training goes on (checkpoint.on_error)") > 1, said
+    last = said.strip().splitlines()[-1]
+    assert "was not written" in last and "Read-only file system" in last, last
+    assert sorted(losses(run)) == list(range(1, 301))
+    program.good("verify", kept)
+
+
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+def test_a_vanished_run_folder_is_said_and_not_made_again(program, on_error):
+    deck = program.deck(DECK.replace("steps = 12", "steps = 300"))
+    run = program.folder / "runs" / "small"
+    job = program.start("train", deck, "--set", f"checkpoint.on_error={on_error}", ranks=4)
+    try:
+        while not (run / "checkpoints" / "latest").exists() and job.poll() is None:
+            time.sleep(0.02)
+        run.rename(program.folder / "elsewhere")
+        out, _ = job.communicate(timeout=200)
+    finally:
+        kill_everything(job)
+    assert job.returncode == 5, out
+    assert "runs/small" in out.strip().splitlines()[-1], out
+    assert ("training goes on" in out) == (on_error == "continue"), out
+    assert not run.exists()
+    program.good("verify", program.folder / "elsewhere")
+
+
+def test_every_minutes_saves_by_time_at_one_step_for_all_ranks(program):
+    # 0.6 s between saves.
+    deck = program.deck(
+        DECK.replace("steps = 12", "steps = 100000").replace("every_steps = 4", "every_steps = 0")
+    )
+    out = program.run(
+        "train", deck, "--set", "checkpoint.every_minutes=0.01", "--set", "run.walltime=8s", ranks=4
+    )
+    assert out.returncode == 75, out.stdout + out.stderr
+    saves = [line for line in out.stdout.splitlines() if ": saved " in line]
+    assert len(saves) >= 3, out.stdout
+    assert sorted(losses(program.folder / "runs" / "small"))[0] == 1
+    program.good("verify", program.folder / "runs" / "small")
+
+
+def test_a_damaged_latest_checkpoint_is_refused_or_gives_way(program):
+    deck = program.deck()
+    program.good("train", deck, ranks=4)
+    run = program.folder / "runs" / "small"
+    unbroken = losses(run)
+    shard = run / "checkpoints" / "step_00000012" / "shard_00001.h5"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 16
+    shard.write_bytes(data)
+    more = ["train", deck, "--set", "run.steps=12"]
+    done = program.run(*more, ranks=4)
+    assert done.returncode == 4, done.stdout + done.stderr
+    for words in ["shard_00001.h5", "checkpoint.fallback = true"]:
+        assert words in done.stdout + done.stderr, done.stdout + done.stderr
+    done = program.run("eval", deck, ranks=4)
+    assert done.returncode == 4 and "shard_00001.h5" in done.stdout + done.stderr
+    done = program.run(*more, "--set", "checkpoint.fallback=true", ranks=4)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "step_00000012 is damaged" in said and "step_00000008 (step 8 of 12)" in said, said
+    assert losses(run) == unbroken
+    program.good("verify", run)

@@ -33,19 +33,41 @@ struct PieceOwner {
   int tp = 1, tp_rank = 0;
 };
 
-// Collective over `world`. Writes <checkpoints>/step_%08d and moves `latest`. Removes the oldest
-// ones so that keep_last stay (0 = keep all). Returns the folder. Error(failure) names file and
-// cause; the previous checkpoint stays intact.
+// Which checkpoints stay when a newer one is whole: those of the `last` highest steps (0: all), and
+// those of multiples of `every` (0: none).
+struct Keep {
+  int64_t last = 0, every = 0;
+};
+
+// Collective over `world`. Writes <checkpoints>/step_%08d, whose parent folder must be there, moves
+// `latest`, and removes what `keep` does not name. Returns the folder. Error(failure) names file
+// and cause, on all ranks alike; the previous checkpoint stays intact.
 std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints, Communicator& world,
                                       const RunState& state, const std::vector<Parameter>& model,
                                       const PieceOwner& owner, const std::vector<Piece>& pieces,
-                                      int64_t keep_last);
+                                      const Keep& keep);
 
 // The folder that `latest` names, if any. Leftover *.partial folders are not looked at.
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& checkpoints);
 
 // A step folder as it is; a run folder or a folder of checkpoints stands for its latest.
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& named);
+
+// What is wrong with the bytes of a checkpoint: every rank reads its share of the shards, and all
+// ranks learn all faults, a line each; empty = good. Collective.
+std::vector<std::string> find_damage(const std::filesystem::path& checkpoint, Communicator& world);
+
+enum class OnDamage { refuse, fall_back };
+struct Chosen {
+  std::filesystem::path folder;
+  RunState state;
+  std::vector<std::string> passed_over;  // newer ones that are damaged, and why; a line each
+};
+// The checkpoint that a run continues from: the one that `latest` names, if it is good. Where it is
+// not, Error(bad_data) says what is wrong, or the good one of the highest step is taken; where none
+// is good, Error(bad_data). Empty without `latest`. Collective, and the same on all ranks.
+std::optional<Chosen> choose_checkpoint(const std::filesystem::path& checkpoints,
+                                        Communicator& world, OnDamage on_damage);
 
 RunState read_run_state(const std::filesystem::path& checkpoint);
 // Reads this rank's pieces out of the whole tensors, whatever mesh wrote them; m and v may be empty

@@ -24,6 +24,8 @@ enum class GradientStore { automatic, f32, working };
 enum class Transport { automatic, nccl, staged };
 enum class Sequence { automatic, on, off };
 enum class DataFormat { synthetic, idx, folder, tar, hdf5 };
+// What a failed save does to the run.
+enum class SaveFault { stop, go_on };
 enum class LearningRateSchedule { constant, cosine, linear };
 
 struct Deck {
@@ -115,9 +117,13 @@ struct Deck {
     bool operator==(const Eval&) const = default;
   } eval;
   struct Checkpoint {
-    int64_t every_steps{};  // 0 = only at the end
-    int64_t keep_last{};
+    int64_t every_steps{};   // 0 = not by steps
+    double every_minutes{};  // 0 = not by time
+    int64_t keep_last{};     // 0 = all
+    int64_t keep_every{};    // steps; 0 = none is kept for ever
     bool at_end{};
+    SaveFault on_error{};
+    bool fallback{};  // a damaged latest checkpoint gives way to the newest good one
     bool operator==(const Checkpoint&) const = default;
   } checkpoint;
   struct Trace {

@@ -87,11 +87,17 @@ class RankContext {
   mutable std::unique_ptr<host::DiskFile> disk_;  // made when it is first needed
 };
 
+// What a rank asks of all; every rank sees at the same step what some rank asked for.
+struct Votes {
+  bool stop = false;  // end the run after this step: a signal, the time limit
+  bool save = false;  // a checkpoint
+};
+
 // What a step left behind, read once the step has been waited for.
 struct StepResult {
   StepState state;
   SummaryTimers timers;  // of the step before it, the last one whose lanes have all ended
-  bool stop = false;     // some rank asked to stop: every rank sees it at the same step
+  Votes votes;           // all ranks'
 };
 
 class Engine {
@@ -105,8 +111,8 @@ class Engine {
   // The state before the first step: scale and counters as a new run or a checkpoint has them.
   void set_state(const StepState& state);
   // Enqueues one step; `batch` (host memory) stays untouched until its result has been waited for.
-  // `stop`: this rank's vote to end the run after this step (a signal, the time limit).
-  void issue(const StepInputs& inputs, const BatchMemory& batch, bool stop);
+  // `votes`: this rank's.
+  void issue(const StepInputs& inputs, const BatchMemory& batch, const Votes& votes);
   // Blocks until the oldest step issued and not yet waited for has its norm; the host's one wait a
   // step.
   StepResult wait_for_step();

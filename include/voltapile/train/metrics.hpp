@@ -29,12 +29,17 @@ int64_t last_recorded_step(const std::filesystem::path& run_dir);
 // How many of the steps up to `step` were skipped in a row, `step` being the last of them.
 int64_t skipped_before(const std::filesystem::path& run_dir, int64_t step);
 
+// What add() makes of a line that cannot be written: an Error, or a warning, and the line waits in
+// memory for the next call.
+enum class LineFault { ends_run, waits };
+
 // Rank 0 only, from one thread. Error(failure) names the file that could not be written.
 class Metrics {
  public:
   // Opens or continues run_dir/metrics.jsonl, and publishes. Lines of steps beyond `resume_step`
   // (left by a killed run) and a torn last line are cut off.
-  Metrics(const std::filesystem::path& run_dir, int64_t resume_step);
+  Metrics(const std::filesystem::path& run_dir, int64_t resume_step,
+          LineFault on_fault = LineFault::ends_run);
   ~Metrics();  // publishes; a fault is logged
   // Appends a line in one write, and publishes when that is due.
   void add(const TrainRecord&);

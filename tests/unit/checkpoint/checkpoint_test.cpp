@@ -198,7 +198,7 @@ TEST(Checkpoint, OneRanksFaultEndsAllRanksAndLeavesThePreviousOne) {
     if (world->rank() == 3) part.pieces.back().v.as<float>()[0] = NAN;
     const Error error = error_of([&] {
       save_checkpoint(folder.path(), *world, sample::state_at(2), model, part.owner, part.pieces,
-                      1);
+                      {1});
     });
     EXPECT_EQ(error.code(), ExitCode::failure);
     EXPECT_TRUE(mentions(error, "rank 3")) << error.what();
@@ -218,7 +218,7 @@ TEST(Checkpoint, ALostRankIsNoFaultOfTheCheckpoint) {
     const sample::Part part = sample::part_of(model, {1, 1, 1}, 0, 1);
     sample::fill(part, 1);
     EXPECT_THROW(save_checkpoint(folder.path(), *world, sample::state_at(1), model, part.owner,
-                                 part.pieces, 1),
+                                 part.pieces, {1}),
                  PeerFailure);
   });
 }
@@ -243,7 +243,7 @@ TEST(Checkpoint, PiecesThatDoNotCoverTheModelOnceAreRefused) {
   const sample::Part part = sample::part_of(model, {1, 1, 1}, 0, 1);
   sample::fill(part, 2);
   const auto save = [&](const std::vector<Piece>& pieces) {
-    save_checkpoint(folder.path(), *world, sample::state_at(2), model, part.owner, pieces, 1);
+    save_checkpoint(folder.path(), *world, sample::state_at(2), model, part.owner, pieces, {1});
   };
   std::vector<Piece> pieces = part.pieces;
   pieces[4].end -= 1;
@@ -273,7 +273,7 @@ TEST(Checkpoint, PiecesThatDoNotCoverTheModelOnceAreRefused) {
     cut(mine[5], 0, 71);
     if (both->rank() == 1) mine = {row};
     const Error error = error_of([&] {
-      save_checkpoint(folder.path(), *both, sample::state_at(2), model, all.owner, mine, 1);
+      save_checkpoint(folder.path(), *both, sample::state_at(2), model, all.owner, mine, {1});
     });
     EXPECT_TRUE(mentions(error, "blocks.0.attn.qkv.bias")) << error.what();
     EXPECT_TRUE(mentions(error, "some of them twice")) << error.what();

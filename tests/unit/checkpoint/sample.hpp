@@ -165,13 +165,13 @@ inline RunState state_at(int64_t step) {
 }
 
 inline void save(const std::filesystem::path& checkpoints, const Mesh& mesh, int64_t step,
-                 uint64_t seed, int64_t keep_last = 0) {
+                 uint64_t seed, int64_t keep_last = 0, int64_t keep_every = 0) {
   const std::vector<Parameter> parameters = model();
   spawn_ranks(mesh.size(), [&](std::unique_ptr<Communicator> world) {
     const Part part = part_of(parameters, mesh, world->rank(), seed);
     fill(part, step);
     save_checkpoint(checkpoints, *world, state_at(step), parameters, part.owner, part.pieces,
-                    keep_last);
+                    {.last = keep_last, .every = keep_every});
   });
 }
 

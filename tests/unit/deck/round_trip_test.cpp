@@ -34,7 +34,13 @@ class RandomDeck {
     draw_memory(deck.memory);
     draw_data(deck.data, static_cast<size_t>(deck.model.channels));
     deck.eval = {integer(0, 100000), integer(0, 1 << 20)};
-    deck.checkpoint = {integer(0, 100000), integer(0, 100), flag()};
+    deck.checkpoint = {integer(0, 100000),
+                       real(0, 1000),
+                       integer(0, 100),
+                       integer(0, 100000),
+                       flag(),
+                       pick({SaveFault::stop, SaveFault::go_on}),
+                       flag()};
     const int64_t first = integer(0, 1000);
     if (flag())
       deck.trace.steps = std::to_string(first) + ":" + std::to_string(first + integer(1, 9));
@@ -222,6 +228,10 @@ TEST(CompareDecks, NamesKeyValuesAndWhetherARunMayContinue) {
                           "eval.every_steps=5",
                           "checkpoint.every_steps=5",
                           "checkpoint.keep_last=1",
+                          "checkpoint.every_minutes=1.5",
+                          "checkpoint.keep_every=100",
+                          "checkpoint.on_error=continue",
+                          "checkpoint.fallback=true",
                           "trace.steps=1:2",
                           "run.device=cuda",
                           "run.gpu_kernels=volta",

@@ -72,7 +72,7 @@ TEST_P(RecordedWork, RecomputesUnderEverySchedule) {
     RankContext context(plan, device, links, rank);
     Engine engine(context, plan.train);
     for (int64_t step = 0; step < 10; ++step) {
-      ASSERT_NO_THROW(engine.issue({.learning_rate = 1e-3, .step = step}, BatchMemory{}, false))
+      ASSERT_NO_THROW(engine.issue({.learning_rate = 1e-3, .step = step}, BatchMemory{}, {}))
           << "step " << step << " of rank " << rank;
       engine.wait_for_step();
     }

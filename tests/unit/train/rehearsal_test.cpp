@@ -51,10 +51,10 @@ TEST_P(Rehearsal, AllocatesWhatThePlanCountsAndNothingInAStep) {
     const size_t before = counted.peak_device_bytes, host_before = counted.peak_host_bytes;
     EXPECT_EQ(before, counted.device_bytes) << "the engine itself took device memory";
     const double flops_before = counted.flops();
-    engine.issue({.learning_rate = 1e-3}, BatchMemory{}, false);
+    engine.issue({.learning_rate = 1e-3}, BatchMemory{}, {});
     flops += (counted.flops() - flops_before) * plan.mesh.dp * plan.mesh.tp;
     engine.wait_for_step();
-    engine.issue({.learning_rate = 1e-3, .step = 1}, BatchMemory{}, false);
+    engine.issue({.learning_rate = 1e-3, .step = 1}, BatchMemory{}, {});
     EXPECT_EQ(counted.peak_device_bytes, before) << "a step allocated";
     EXPECT_EQ(counted.peak_host_bytes, host_before) << "a step allocated";
   }
