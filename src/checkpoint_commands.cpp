@@ -10,15 +10,19 @@
 
 namespace voltapile {
 
-ExitCode verify(const std::string& named) {
+ExitCode verify(const std::string& named, Depth depth) {
   const std::filesystem::path folder = resolve_checkpoint(named);
-  const Verification found = verify_checkpoint(folder);
+  const Verification found = verify_checkpoint(folder, depth);
   if (!found.faults.empty()) {
     throw Error(ExitCode::bad_data,
                 format("{} is damaged:\n  {}", folder.string(), join(found.faults, "\n  ")));
   }
   std::cout << format("{}: good. {} tensors in {} shards, {}.\n", folder.string(), found.tensors,
                       found.shards, show_bytes(static_cast<double>(found.bytes)));
+  if (depth == Depth::datasets)
+    std::cout << (found.datasets > 0
+                      ? format("{} pieces of tensors, each as it was saved.\n", found.datasets)
+                      : "Format version 1: digests of whole files alone.\n");
   return ExitCode::done;
 }
 

@@ -4,12 +4,13 @@
 #include <string>
 
 #include "voltapile/base/error.hpp"
+#include "voltapile/checkpoint/checkpoint.hpp"
 #include "voltapile/checkpoint/interchange.hpp"
 #include "voltapile/deck/deck.hpp"
 
 namespace voltapile {
 
-ExitCode verify(const std::string& folder);
+ExitCode verify(const std::string& folder, Depth depth);
 ExitCode export_file(const std::string& folder, const std::string& file, DType type);
 // Error(bad_input) when the deck gives no plan.
 ExitCode import_file(const std::string& file, const Deck& deck, bool fresh);

@@ -46,6 +46,7 @@ struct Arguments {
   std::string hardware;       // to read
   std::string hardware_file;  // to write
   DType export_type = DType::f32;
+  Depth depth = Depth::files;
   Compared compared = Compared::weights;
 };
 
@@ -314,7 +315,10 @@ int run(int argc, char** argv) {
   };
   with_checkpoint(
       app.add_subcommand("verify", "prove that a checkpoint is whole, or say what is wrong"),
-      "folder", arguments.folder);
+      "folder", arguments.folder)
+      ->add_flag_callback(
+          "--deep", [&] { arguments.depth = Depth::datasets; },
+          "also read each tensor's pieces by name and compare their values' digests");
   CLI::App* save = with_checkpoint(
       app.add_subcommand("export", "write a checkpoint's weights as a safetensors file"), "folder",
       arguments.folder);
@@ -371,7 +375,7 @@ int run(int argc, char** argv) {
                                 arguments.fresh));
     if (diff->parsed())
       return as_int(show_difference(arguments.folder, arguments.other, arguments.compared));
-    return as_int(verify(arguments.folder));
+    return as_int(verify(arguments.folder, arguments.depth));
   } catch (const Error& error) {
     log::error(format("error: {}", error.what()));
     return as_int(error.code());

@@ -19,8 +19,8 @@ std::vector<std::string> faults_of_share(const fs::path& checkpoint, const Commu
     const Index index = open_index(checkpoint);
     for (size_t i = static_cast<size_t>(world.rank()); i < index.shards.size();
          i += static_cast<size_t>(world.size())) {
-      const std::vector<std::string> found = shard_faults(checkpoint, index, index.shards[i]);
-      faults.insert(faults.end(), found.begin(), found.end());
+      const std::string fault = shard_fault(checkpoint, index, i);
+      if (!fault.empty()) faults.push_back(fault);
     }
   } catch (const std::exception& error) { faults.emplace_back(error.what()); }
   return faults;

@@ -45,10 +45,11 @@ class Descriptor {
 
 class Hash {
  public:
-  Hash() : state_(XXH3_createState()) { XXH3_128bits_reset(state_); }
+  Hash() : state_(XXH3_createState()) { reset(); }
   ~Hash() { XXH3_freeState(state_); }
   Hash(const Hash&) = delete;
   Hash& operator=(const Hash&) = delete;
+  void reset() { XXH3_128bits_reset(state_); }
   void add(std::span<const std::byte> bytes) {
     XXH3_128bits_update(state_, bytes.data(), bytes.size());
   }
@@ -60,6 +61,25 @@ class Hash {
  private:
   XXH3_state_t* state_;
 };
+
+// Calls f(offset, bytes) for a whole file, block by block; returns its size.
+template <class F>
+int64_t read_blocks(const std::filesystem::path& path, const F& f) {
+  const auto code = ExitCode::bad_data;
+  const Descriptor file(path, O_RDONLY, code, "cannot open this file");
+  ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_SEQUENTIAL);
+  constexpr size_t kBlock = size_t{4} << 20;
+  std::vector<std::byte> block(kBlock);
+  int64_t offset = 0;
+  while (true) {
+    const ssize_t got = ::read(file.fd(), block.data(), block.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_errno(code, path, "cannot read");
+    if (got == 0) return offset;
+    f(offset, std::span<const std::byte>(block.data(), static_cast<size_t>(got)));
+    offset += got;
+  }
+}
 
 }  // namespace
 
@@ -92,24 +112,37 @@ void publish_file(const std::filesystem::path& path, std::span<const std::byte> 
 }
 
 Digest digest_file(const std::filesystem::path& path, int64_t from) {
-  const auto code = ExitCode::bad_data;
-  const Descriptor file(path, O_RDONLY, code, "cannot open this file");
-  ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_SEQUENTIAL);
   Hash hash;
-  constexpr size_t kBlock = size_t{4} << 20;
-  std::vector<std::byte> block(kBlock);
-  int64_t offset = 0;
-  while (true) {
-    const ssize_t got = ::read(file.fd(), block.data(), block.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw_errno(code, path, "cannot read");
-    if (got == 0) break;
-    const std::span<const std::byte> read(block.data(), static_cast<size_t>(got));
-    const int64_t skip = std::clamp<int64_t>(from - offset, 0, got);
-    hash.add(read.subspan(static_cast<size_t>(skip)));
-    offset += got;
+  const int64_t bytes = read_blocks(path, [&](int64_t offset, std::span<const std::byte> block) {
+    const auto size = static_cast<int64_t>(block.size());
+    hash.add(block.subspan(static_cast<size_t>(std::clamp<int64_t>(from - offset, 0, size))));
+  });
+  return {bytes, hash.hex()};
+}
+
+RangeDigests digest_ranges(const std::filesystem::path& path, std::span<const ByteRange> ranges) {
+  Hash whole, part;
+  RangeDigests digests;
+  size_t next = 0;  // whose digest is being made
+  const int64_t bytes = read_blocks(path, [&](int64_t offset, std::span<const std::byte> block) {
+    whole.add(block);
+    const int64_t end = offset + static_cast<int64_t>(block.size());
+    while (next < ranges.size() && ranges[next].begin < end) {
+      const int64_t from = std::max(ranges[next].begin, offset);
+      const int64_t to = std::min(ranges[next].end, end);
+      part.add(block.subspan(static_cast<size_t>(from - offset), static_cast<size_t>(to - from)));
+      if (ranges[next].end > end) break;
+      digests.ranges.push_back(part.hex());
+      part.reset();
+      ++next;
+    }
+  });
+  for (; next < ranges.size(); ++next) {
+    digests.ranges.push_back(part.hex());
+    part.reset();
   }
-  return {offset, hash.hex()};
+  digests.whole = {bytes, whole.hex()};
+  return digests;
 }
 
 std::string digest_of(std::span<const std::byte> bytes) {

@@ -29,6 +29,31 @@ const std::vector<h5::Field>& shard_fields() {
   return fields;
 }
 
+struct RangeRow {
+  int64_t shard, begin, end;
+  char dataset[128];
+  char digest[40];
+};
+const std::vector<h5::Field>& range_fields() {
+  static const std::vector<h5::Field> fields = {
+      {"shard", DType::i64, 0, offsetof(RangeRow, shard)},
+      {"begin", DType::i64, 0, offsetof(RangeRow, begin)},
+      {"end", DType::i64, 0, offsetof(RangeRow, end)},
+      {"dataset", DType::u8, sizeof(RangeRow::dataset), offsetof(RangeRow, dataset)},
+      {"digest", DType::u8, sizeof(RangeRow::digest), offsetof(RangeRow, digest)}};
+  return fields;
+}
+
+template <size_t kBytes>
+void put_text(char (&place)[kBytes], const std::string& text) {
+  VP_CHECK(text.size() <= kBytes, "{} is longer than {} bytes", text, kBytes);
+  std::memcpy(place, text.data(), text.size());
+}
+template <size_t kBytes>
+std::string get_text(const char (&place)[kBytes]) {
+  return std::string(place, strnlen(place, kBytes));
+}
+
 // The whole text block: any flipped bit in it shows.
 std::string text_block(int64_t bytes, const std::string& digest) {
   std::string text = format(
@@ -121,11 +146,8 @@ void write_shards(h5::File& file, const std::vector<ShardReport>& reports) {
   std::vector<ShardRow> rows(reports.size());
   for (size_t i = 0; i < rows.size(); ++i) {
     rows[i] = {};
-    VP_CHECK(reports[i].file.size() <= sizeof(ShardRow::file) &&
-                 reports[i].digest.size() <= sizeof(ShardRow::digest),
-             "{} {}", reports[i].file, reports[i].digest);
-    std::memcpy(rows[i].file, reports[i].file.data(), reports[i].file.size());
-    std::memcpy(rows[i].digest, reports[i].digest.data(), reports[i].digest.size());
+    put_text(rows[i].file, reports[i].file);
+    put_text(rows[i].digest, reports[i].digest);
     rows[i].bytes = reports[i].bytes;
   }
   file.write_table("shards", shard_fields(), sizeof(ShardRow), rows.data(),
@@ -137,10 +159,23 @@ std::vector<ShardEntry> read_shards(const h5::File& file) {
   file.read_table("shards", shard_fields(), sizeof(ShardRow), rows.data());
   std::vector<ShardEntry> shards;
   for (const ShardRow& row : rows) {
-    shards.push_back({std::string(row.file, strnlen(row.file, sizeof row.file)), row.bytes,
-                      std::string(row.digest, strnlen(row.digest, sizeof row.digest))});
+    shards.push_back({get_text(row.file), row.bytes, get_text(row.digest)});
   }
   return shards;
+}
+
+void write_ranges(h5::File& file, const std::vector<ShardReport>& reports) {
+  std::vector<RangeRow> rows;
+  for (size_t shard = 0; shard < reports.size(); ++shard) {
+    for (const StoredRange& range : reports[shard].ranges) {
+      RangeRow row{static_cast<int64_t>(shard), range.begin, range.end, {}, {}};
+      put_text(row.dataset, range.dataset);
+      put_text(row.digest, range.digest);
+      rows.push_back(row);
+    }
+  }
+  file.write_table("ranges", range_fields(), sizeof(RangeRow), rows.data(),
+                   static_cast<int64_t>(rows.size()));
 }
 
 void check_text(const std::filesystem::path& path) {
@@ -167,6 +202,7 @@ void write_index(const std::filesystem::path& folder, const RunState& state,
   h5::File file = h5::File::create_in_memory(path, kTextBytes);
   write_state(file, state);
   write_shards(file, reports);
+  write_ranges(file, reports);
   {
     h5::Group tensors = file.create_group("model");
     h5::Group optimizer = file.create_group("optimizer");
@@ -198,13 +234,25 @@ Index open_index(const std::filesystem::path& checkpoint) {
   check_text(path);
   h5::File file = h5::File::open(path);
   const int64_t version = file.int_attribute("format_version");
-  if (version != kFormatVersion) {
-    throw Error(code, format("{}: format version {}; this program reads {}", path.string(), version,
-                             kFormatVersion));
+  if (version < kOldestFormatVersion || version > kFormatVersion) {
+    throw Error(code, format("{}: format version {}; this program reads {} to {}", path.string(),
+                             version, kOldestFormatVersion, kFormatVersion));
   }
   RunState state = read_state(file);
   std::vector<ShardEntry> shards = read_shards(file);
   return {std::move(file), path, std::move(state), std::move(shards)};
+}
+
+std::vector<StoredRange> read_ranges(const Index& index, size_t shard) {
+  std::vector<StoredRange> ranges;
+  if (!index.file.exists("ranges")) return ranges;
+  std::vector<RangeRow> rows(static_cast<size_t>(index.file.table_rows("ranges")));
+  index.file.read_table("ranges", range_fields(), sizeof(RangeRow), rows.data());
+  for (const RangeRow& row : rows) {
+    if (row.shard != static_cast<int64_t>(shard)) continue;
+    ranges.push_back({get_text(row.dataset), row.begin, row.end, get_text(row.digest)});
+  }
+  return ranges;
 }
 
 h5::Group open_state(const Index& index, const std::string& state) {

@@ -13,7 +13,8 @@
 
 namespace voltapile {
 
-constexpr int64_t kFormatVersion = 1;
+// 2: /ranges. Checkpoints of version 1 are read, too.
+constexpr int64_t kFormatVersion = 2, kOldestFormatVersion = 1;
 constexpr const char* kIndexName = "index.h5";
 
 struct ShardEntry {
@@ -33,6 +34,9 @@ struct Index {
   RunState state;
   std::vector<ShardEntry> shards;
 };
+// The ranges of one shard by its place in the list, ascending; none in format version 1.
+std::vector<StoredRange> read_ranges(const Index& index, size_t shard);
+
 // Error(bad_data) when the file is missing, damaged or of another format version.
 Index open_index(const std::filesystem::path& checkpoint);
 

@@ -54,7 +54,7 @@ fs::path save_checkpoint(const fs::path& checkpoints, Communicator& world, const
     // Every rank has given up by now, so nobody writes there any more.
     std::error_code ignored;
     if (writing && world.rank() == 0) fs::remove_all(partial, ignored);
-    throw Error(error.code(),
+    throw Error(ExitCode::failure,
                 format("checkpoint {} was not written: {}", folder.string(), error.what()));
   }
   return folder;

@@ -37,6 +37,44 @@ std::span<const float> stored_values(const Piece& piece, const State& state, int
   return values;
 }
 
+// The ranges of the datasets, and between them those of the rest.
+std::vector<StoredRange> with_structure(std::vector<StoredRange> datasets, int64_t bytes) {
+  std::sort(datasets.begin(), datasets.end(),
+            [](const StoredRange& a, const StoredRange& b) { return a.begin < b.begin; });
+  std::vector<StoredRange> all;
+  int64_t end = 0;
+  const auto close_gap = [&](int64_t next) {
+    VP_CHECK(next >= end, "datasets overlap at byte {}", next);
+    if (next > end) all.push_back({.dataset = {}, .begin = end, .end = next, .digest = {}});
+  };
+  for (StoredRange& range : datasets) {
+    close_gap(range.begin);
+    end = range.end;
+    all.push_back(std::move(range));
+  }
+  close_gap(bytes);
+  return all;
+}
+
+// Fills in the digests that are not known; the others must be found.
+void read_back(const std::filesystem::path& path, ShardReport& report) {
+  std::vector<ByteRange> places;
+  for (const StoredRange& range : report.ranges) places.push_back({range.begin, range.end});
+  const RangeDigests found = digest_ranges(path, places);
+  for (size_t i = 0; i < report.ranges.size(); ++i) {
+    StoredRange& range = report.ranges[i];
+    if (!range.dataset.empty() && range.digest != found.ranges[i]) {
+      throw Error(ExitCode::failure,
+                  format("{}: bytes {}:{} ({}) read back otherwise than they were written; is this "
+                         "disk sound, and not full?",
+                         path.string(), range.begin, range.end, range.dataset));
+    }
+    range.digest = found.ranges[i];
+  }
+  report.bytes = found.whole.bytes;
+  report.digest = found.whole.hex;
+}
+
 }  // namespace
 
 ShardReport write_shard(const std::filesystem::path& folder, int rank, int64_t step,
@@ -60,26 +98,34 @@ ShardReport write_shard(const std::filesystem::path& folder, int rank, int64_t s
     for (const State& state : kStates) {
       may_go_on();
       const auto values = stored_values(piece, state, extent);
-      file.open_group(state.group)
-          .create_dataset(piece.parameter->name, DType::f32, Shape{extent})
-          .write(values.data(), DType::f32);
+      h5::Dataset dataset = file.open_group(state.group)
+                                .create_dataset(piece.parameter->name, DType::f32, Shape{extent});
+      dataset.write(values.data(), DType::f32);
+      const int64_t place = dataset.place_bytes();
+      report.ranges.push_back({format("/{}/{}", state.group, piece.parameter->name), place,
+                               place + static_cast<int64_t>(values.size_bytes()),
+                               digest_of(std::as_bytes(values))});
     }
   }
   may_go_on();
   file.close();
   may_go_on();
-  const Digest digest = digest_file(path);
-  report.bytes = digest.bytes;
-  report.digest = digest.hex;
+  report.ranges = with_structure(std::move(report.ranges),
+                                 static_cast<int64_t>(std::filesystem::file_size(path)));
+  read_back(path, report);
   return report;
 }
 
 std::string to_text(const ShardReport& report) {
   nlohmann::json pieces = nlohmann::json::array();
   for (const StoredPiece& p : report.pieces) pieces.push_back({p.name, p.begin, p.end});
+  nlohmann::json ranges = nlohmann::json::array();
+  for (const StoredRange& r : report.ranges)
+    ranges.push_back({r.dataset, r.begin, r.end, r.digest});
   return nlohmann::json{
       {"file", report.file},   {"bytes", report.bytes},           {"digest", report.digest},
-      {"tp", report.owner.tp}, {"tp_rank", report.owner.tp_rank}, {"pieces", pieces}}
+      {"tp", report.owner.tp}, {"tp_rank", report.owner.tp_rank}, {"pieces", pieces},
+      {"ranges", ranges}}
       .dump();
 }
 
@@ -91,6 +137,8 @@ ShardReport shard_report(const std::string& text) {
   report.digest = json.at("digest");
   report.owner = {json.at("tp"), json.at("tp_rank")};
   for (const auto& p : json.at("pieces")) report.pieces.push_back({p.at(0), p.at(1), p.at(2)});
+  for (const auto& r : json.at("ranges"))
+    report.ranges.push_back({r.at(0), r.at(1), r.at(2), r.at(3)});
   return report;
 }
 

@@ -31,11 +31,11 @@ bool has_gaps(const h5::Dataset& tensor, std::vector<float>& slab) {
 
 void verify_shards(const std::filesystem::path& checkpoint, const Index& index,
                    Verification& found) {
-  for (const ShardEntry& shard : index.shards) {
+  for (size_t i = 0; i < index.shards.size(); ++i) {
     ++found.shards;
-    const auto faults = shard_faults(checkpoint, index, shard);
-    found.faults.insert(found.faults.end(), faults.begin(), faults.end());
-    if (faults.empty()) found.bytes += shard.bytes;
+    const std::string fault = shard_fault(checkpoint, index, i);
+    if (fault.empty()) found.bytes += index.shards[i].bytes;
+    else found.faults.push_back(fault);
   }
 }
 
@@ -65,7 +65,7 @@ void verify_tensors(const Index& index, Verification& found) {
 
 }  // namespace
 
-Verification verify_checkpoint(const std::filesystem::path& checkpoint) {
+Verification verify_checkpoint(const std::filesystem::path& checkpoint, Depth depth) {
   Verification found;
   try {
     const Index index = open_index(checkpoint);
@@ -73,6 +73,9 @@ Verification verify_checkpoint(const std::filesystem::path& checkpoint) {
     verify_shards(checkpoint, index, found);
     // Of a damaged shard everything is said; its tensors would only say it again.
     if (found.faults.empty()) verify_tensors(index, found);
+    for (size_t i = 0; depth == Depth::datasets && found.faults.empty() && i < index.shards.size();
+         ++i)
+      found.faults = dataset_faults(checkpoint, index, i, found.datasets);
   } catch (const std::exception& error) { found.faults.emplace_back(error.what()); }
   return found;
 }

@@ -83,6 +83,13 @@ void Dataset::read_box(const Box& box, void* data, DType type) const {
         where_, "cannot read");
 }
 
+int64_t Dataset::place_bytes() const {
+  Turn turn;
+  const haddr_t place = H5Dget_offset(handle_.id());
+  if (place == HADDR_UNDEF) throw Error(code_, where_ + ": it has no one place in its file");
+  return static_cast<int64_t>(place);
+}
+
 Dataset Group::create(const std::string& name, const Handle& type, const Handle& space,
                       const Handle& creation) {
   Handle dataset(check(H5Dcreate2(handle_.id(), name.c_str(), type.id(), space.id(), H5P_DEFAULT,

@@ -77,11 +77,14 @@ void load_checkpoint(const std::filesystem::path& checkpoint, const PieceOwner& 
                      const std::vector<Piece>& pieces);
 
 // Every shard there with the listed size and digest, every whole tensor covered, no NaN fill. One
-// line per finding; empty = good.
+// line per finding; empty = good. Of a damaged shard each bad range of bytes is named with its
+// tensor. Depth::datasets also reads each piece of a tensor by its name in its shard and compares
+// its values' digest (format version 1 has none: no dataset is counted).
+enum class Depth { files, datasets };
 struct Verification {
   std::vector<std::string> faults;
-  int64_t tensors = 0, shards = 0, bytes = 0;
+  int64_t tensors = 0, shards = 0, bytes = 0, datasets = 0;
 };
-Verification verify_checkpoint(const std::filesystem::path& checkpoint);
+Verification verify_checkpoint(const std::filesystem::path& checkpoint, Depth depth = Depth::files);
 
 }  // namespace voltapile

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace voltapile {
 
@@ -23,6 +24,16 @@ struct Digest {
   std::string hex;    // XXH3-128 of the bytes from `from` on, as `xxhsum -H2` prints it
 };
 Digest digest_file(const std::filesystem::path& path, int64_t from = 0);
+// The same of a whole file, and of ranges of its bytes, in one pass. Ranges ascend and do not
+// overlap; what lies beyond the file's end is left out of their digests.
+struct ByteRange {
+  int64_t begin = 0, end = 0;
+};
+struct RangeDigests {
+  Digest whole;
+  std::vector<std::string> ranges;
+};
+RangeDigests digest_ranges(const std::filesystem::path& path, std::span<const ByteRange> ranges);
 std::string digest_of(std::span<const std::byte> bytes);
 
 }  // namespace voltapile

@@ -101,6 +101,8 @@ class Dataset : public Object {
   void read(void* data, DType type) const;
   // The elements of `box`, in row-major order.
   void read_box(const Box& box, void* data, DType type) const;
+  // Where the first element lies in the file, in bytes. Contiguous datasets with elements only.
+  int64_t place_bytes() const;
 
  private:
   friend class Group;

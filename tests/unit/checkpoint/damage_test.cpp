@@ -1,9 +1,11 @@
 // Damage to files on disk: all of it must be found.
+#include <cstring>
 #include <fstream>
 
 #include <gtest/gtest.h>
 
 #include "voltapile/checkpoint/checkpoint.hpp"
+#include "voltapile/h5/h5.hpp"
 
 #include "sample.hpp"
 
@@ -17,7 +19,9 @@ class Damage : public ::testing::Test {
   Damage() {
     sample::save(folder_.path(), mesh_, 3, 1);
     checkpoint_ = folder_.path() / "step_00000003";
-    copy_ = folder_.path() / "copy";
+    copy_ = folder_.path() / "run" / "step_00000003";
+    fs::create_directory(copy_.parent_path());
+    fs::create_directory_symlink(copy_.filename(), copy_.parent_path() / "latest");
     restore();
   }
   void restore() {
@@ -30,6 +34,19 @@ class Damage : public ::testing::Test {
     ASSERT_EQ(found.faults.size(), 1u) << file << " " << what;
     EXPECT_NE(found.faults[0].find(file), std::string::npos) << found.faults[0];
     restore();
+  }
+  // What `train` says, on two ranks, instead of taking the copy; empty when it would take it.
+  std::string refusal() {
+    std::string said;
+    spawn_ranks(2, [&](std::unique_ptr<Communicator> world) {
+      try {
+        choose_checkpoint(copy_.parent_path(), *world, OnDamage::refuse);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ExitCode::bad_data);
+        if (world->rank() == 0) said = error.what();
+      }
+    });
+    return said;
   }
   ExitCode load_code() {
     try {
@@ -108,6 +125,109 @@ TEST_F(Damage, AShardOfAnotherStepIsFound) {
   fs::copy(folder_.path() / "step_00000004" / "shard_00002.h5", copy_ / "shard_00002.h5",
            fs::copy_options::overwrite_existing);
   expect_found("shard_00002.h5", "of another step");
+}
+
+// The datasets of a damaged shard that read otherwise than in the sound one, as messages name them;
+// what no dataset shows, or what HDF5 cannot open any more, is its own structure.
+std::vector<std::string> changed_tensors(const fs::path& sound, const fs::path& damaged) {
+  const std::vector<std::string> structure = {"HDF5's own structure"};
+  std::vector<std::string> changed;
+  try {
+    const h5::File a = h5::File::open(sound), b = h5::File::open(damaged);
+    for (const std::string state : {"master", "m", "v"}) {
+      const h5::Group group_a = a.open_group(state), group_b = b.open_group(state);
+      for (const std::string& name : group_a.names()) {
+        const h5::Dataset data_a = group_a.open_dataset(name), data_b = group_b.open_dataset(name);
+        if (data_a.shape() != data_b.shape()) return structure;
+        std::vector<float> values_a(static_cast<size_t>(data_a.shape().elements()));
+        std::vector<float> values_b(values_a.size());
+        data_a.read(values_a.data(), DType::f32);
+        data_b.read(values_b.data(), DType::f32);
+        if (std::memcmp(values_a.data(), values_b.data(), values_a.size() * sizeof(float)) != 0)
+          changed.push_back(state + " of " + name);
+      }
+    }
+  } catch (const Error&) { return structure; }
+  return changed.empty() ? structure : changed;
+}
+
+TEST_F(Damage, AFlippedBitIsNamedWithItsTensorAndNeverLoads) {
+  const int flips = sample::full_run() ? 500 : 50;
+  std::mt19937_64 random(17);
+  int tensors = 0;
+  for (int i = 0; i < flips; ++i) {
+    const std::string file = format("shard_{:05d}.h5", random() % 4);
+    const uint64_t bytes = fs::file_size(copy_ / file);
+    // Of five: one in the first bytes, where HDF5 finds everything, one at the end, three anywhere.
+    const uint64_t byte = i % 5 == 0   ? random() % 96
+                          : i % 5 == 1 ? bytes - 1 - random() % 96
+                                       : random() % bytes;
+    flip(copy_ / file, byte, static_cast<int>(random() % 8));
+    const std::string said = refusal();
+    EXPECT_NE(said.find(file), std::string::npos) << byte << ": " << said;
+    const auto changed = changed_tensors(checkpoint_ / file, copy_ / file);
+    for (const std::string& name : changed)
+      EXPECT_NE(said.find(name), std::string::npos) << byte << ": " << name << " in " << said;
+    // The range that is named has that byte.
+    const size_t at = said.find("bytes ") + 6, colon = said.find(':', at);
+    EXPECT_LE(std::stoull(said.substr(at)), byte) << said;
+    EXPECT_GT(std::stoull(said.substr(colon + 1)), byte) << said;
+    tensors += changed.front().starts_with("HDF5") ? 0 : 1;
+    expect_found(file, format("bit of byte {}", byte));
+  }
+  EXPECT_GT(tensors, flips / 5);
+}
+
+TEST_F(Damage, FilesThatAreNotTheirOwnAreNamedAndNeverLoad) {
+  const auto replace = [&](const fs::path& by) {
+    fs::copy(by, copy_ / "shard_00002.h5", fs::copy_options::overwrite_existing);
+  };
+  replace(checkpoint_ / "shard_00001.h5");
+  EXPECT_NE(refusal().find("shard_00002.h5: it is shard_00001.h5 under another name"),
+            std::string::npos)
+      << refusal();
+  sample::save(folder_.path(), mesh_, 4, 1);
+  replace(folder_.path() / "step_00000004" / "shard_00002.h5");
+  EXPECT_NE(refusal().find("no tensor in it is what was saved"), std::string::npos) << refusal();
+  fs::remove(copy_ / "shard_00002.h5");
+  EXPECT_NE(refusal().find("missing; it held pieces of "), std::string::npos) << refusal();
+  EXPECT_NE(refusal().find("blocks.0.attn.qkv.weight"), std::string::npos) << refusal();
+}
+
+TEST_F(Damage, WhatACutFileHasLostIsNamed) {
+  const fs::path path = copy_ / "shard_00001.h5";
+  fs::resize_file(path, fs::file_size(path) - 1);
+  const std::string said = refusal();
+  EXPECT_NE(
+      said.find(format("{} bytes instead of {}", fs::file_size(path), fs::file_size(path) + 1)),
+      std::string::npos)
+      << said;
+  EXPECT_NE(said.find(format(":{}, ", fs::file_size(path) + 1)), std::string::npos) << said;
+}
+
+TEST_F(Damage, DeepVerificationReadsEveryPiece) {
+  const Verification found = verify_checkpoint(copy_, Depth::datasets);
+  EXPECT_TRUE(found.faults.empty()) << join(found.faults, "\n");
+  EXPECT_GE(found.datasets, 3 * 12);
+  EXPECT_EQ(verify_checkpoint(copy_).datasets, 0);
+}
+
+TEST(FormatVersion, CheckpointsOfVersion1AreVerifiedAndLoad) {
+  const fs::path old = VOLTAPILE_OLD_CHECKPOINT;
+  const Verification found = verify_checkpoint(old, Depth::datasets);
+  EXPECT_TRUE(found.faults.empty()) << join(found.faults, "\n");
+  EXPECT_EQ(found.shards, 2);
+  EXPECT_EQ(found.datasets, 0);
+  EXPECT_EQ(sample::load_wrong(old, {1, 2, 1}, 3, 5), 0);
+  const sample::Folder folder;
+  const fs::path copy = folder.path() / "step";
+  fs::copy(old, copy);
+  fs::permissions(copy / "shard_00001.h5", fs::perms::owner_write, fs::perm_options::add);
+  flip(copy / "shard_00001.h5", 20000, 3);
+  const Verification damaged = verify_checkpoint(copy);
+  ASSERT_EQ(damaged.faults.size(), 1u);
+  EXPECT_NE(damaged.faults[0].find("shard_00001.h5: damaged: digest"), std::string::npos)
+      << damaged.faults[0];
 }
 
 TEST_F(Damage, AFolderThatIsNoCheckpointIsSaidToBeNone) {

@@ -55,5 +55,32 @@ TEST(Durable, PublishingLeavesAnOpenReaderTheOldFile) {
   EXPECT_THROW(publish_file(folder.path() / "no" / "x", after), Error);
 }
 
+TEST(Durable, DigestsOfRangesAreThoseOfTheirBytes) {
+  const sample::Folder folder;
+  const auto path = folder.path() / "file";
+  std::vector<std::byte> bytes(size_t{9} << 20);  // read in several blocks
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / 4096);
+  write_synced(path, bytes);
+  const auto end = static_cast<int64_t>(bytes.size());
+  const std::vector<ByteRange> ranges = {
+      {0, 1}, {1, 5'000'000}, {5'000'003, 5'000'003 + 16}, {8 << 20, end}};
+  const RangeDigests found = digest_ranges(path, ranges);
+  EXPECT_EQ(found.whole.hex, digest_file(path).hex);
+  EXPECT_EQ(found.whole.bytes, end);
+  ASSERT_EQ(found.ranges.size(), ranges.size());
+  const auto part = [&](int64_t from, int64_t to) {
+    return digest_of(
+        std::span(bytes).subspan(static_cast<size_t>(from), static_cast<size_t>(to - from)));
+  };
+  for (size_t i = 0; i < ranges.size(); ++i)
+    EXPECT_EQ(found.ranges[i], part(ranges[i].begin, ranges[i].end)) << i;
+  // Of a file that was cut, what is left counts.
+  std::filesystem::resize_file(path, 5'000'010);
+  const RangeDigests cut = digest_ranges(path, ranges);
+  EXPECT_EQ(cut.ranges[1], found.ranges[1]);
+  EXPECT_EQ(cut.ranges[2], part(5'000'003, 5'000'010));
+  EXPECT_EQ(cut.ranges[3], part(0, 0));
+}
+
 }  // namespace
 }  // namespace voltapile

@@ -94,7 +94,7 @@ class H5py(WithFolder):
         write(self.folder, (1, 2, 2))
         checkpoint = self.folder / "latest"
         with h5py.File(checkpoint / "index.h5", "r") as file:
-            self.assertEqual(file.attrs["format_version"], 1)
+            self.assertEqual(file.attrs["format_version"], 2)
             self.assertEqual(file.attrs["step"], 3)
             self.assertEqual(file.attrs["samples"], 96)
             self.assertEqual(file.attrs["seed"], 0xFEDCBA9876543210)
