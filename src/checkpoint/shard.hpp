@@ -14,6 +14,7 @@ struct StoredPiece {
   int64_t begin = 0, end = 0;  // of the flattened local tensor, trailing padding left out
 };
 struct ShardReport {
+  bool ema = false;  // averaged weights as well
   std::string file;
   int64_t bytes = 0;
   std::string digest;

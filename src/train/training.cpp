@@ -123,7 +123,10 @@ void Training::evaluate() {
   if (!evaluator_) return;
   drain();
   const double began = now_seconds();
+  const bool averaged = plan_.deck.optimizer.ema > 0;
+  if (averaged) show_weights(context_, Shown::averaged);
   summary_.evaluation = evaluator_->run(waited_);
+  if (averaged) show_weights(context_, Shown::master);
   last_step_at_ += now_seconds() - began;  // not the next step's time
   if (!leads()) return;
   metrics_->add(*summary_.evaluation);

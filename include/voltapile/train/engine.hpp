@@ -10,6 +10,7 @@
 #include "voltapile/base/thread_pool.hpp"
 #include "voltapile/comm/communicator.hpp"
 #include "voltapile/data/data.hpp"
+#include "voltapile/device/host/adamw.hpp"
 #include "voltapile/device/host/disk.hpp"
 #include "voltapile/device/kernels.hpp"
 #include "voltapile/model/chunk_model.hpp"
@@ -20,8 +21,11 @@
 
 namespace voltapile {
 
-// What an optimizer keeps of each parameter.
-enum class StatePart { master, m, v };
+// What a checkpoint knows of a chunk's shard, (shard elements) f32 each; null: none.
+template <class T>
+struct ShardState {
+  T *master = nullptr, *m = nullptr, *v = nullptr, *ema = nullptr;
+};
 
 // Everything of one rank that outlives a step: where it stands on the mesh, its device, its links,
 // and the state of its chunks (weights, gradients, master weights, moments) in the training arena.
@@ -46,19 +50,21 @@ class RankContext {
   TensorView reduced(int chunk) const;
   TensorView host_weights(int chunk) const;    // (shard elements) working
   TensorView host_gradients(int chunk) const;  // (shard elements) as `reduced`
-  // (shard elements) acc, where the optimizer computes
-  TensorView master(int chunk) const;
-  TensorView m(int chunk) const;
-  TensorView v(int chunk) const;
+  // Where the optimizer computes; empty where the state has no such part.
+  TensorView state(int chunk, StatePart part) const;
+  host::Moments8 moments(int chunk) const;
   ThreadPool& host_pool() const { return *host_pool_; }
 
   // Between steps, every lane idle: a chunk's weights (working; all of them) and its shard of
   // master weights and moments (f32) to and from their homes. `data` is in memory of allocate_host.
   void put_weights(int chunk, const std::byte* data);
-  void put_state(int chunk, StatePart part, const float* data);
-  void get_state(int chunk, StatePart part, float* data) const;
-  // Where the state lies in host memory all the time, (shard elements) f32; else null.
-  const float* state_on_host(int chunk, StatePart part) const;
+  // This data rank's shard alone, (shard elements) working; collective over the data axis, whose
+  // other ranks put theirs.
+  void put_weight_shard(int chunk, const std::byte* data);
+  void put_state(int chunk, const ShardState<const float>& from);
+  void get_state(int chunk, const ShardState<float>& into) const;
+  // What lies in host memory in this form all the time.
+  ShardState<const float> state_on_host(int chunk) const;
 
   // Between a chunk's place on nvme and its slots in host memory. Block; for the disk lane.
   void load_state(int chunk) const;
@@ -71,8 +77,7 @@ class RankContext {
     size_t state = 0, weights = 0;  // offsets
   };
 
-  TensorView state_part(int chunk, StatePart part) const;
-  TensorView state(int chunk) const;  // all parts
+  TensorView whole_state(int chunk) const;  // all parts, bytes
   host::DiskFile& disk() const;
 
   const Plan& plan_;
