@@ -165,10 +165,20 @@ DeckLoader loader(const Arguments& arguments) {
   return [&arguments] { return load_deck(arguments.deck, arguments.overrides); };
 }
 
+WatchOptions ending(MpiSession& session) {
+  return {.end_job = [&session](const HangReport& report) {
+    log::error(report.details);
+    log::error("error: " + report.verdict);
+    session.abort(static_cast<int>(ExitCode::failure));
+  }};
+}
+
 ExitCode run_training(const Arguments& arguments, MpiSession& session) {
   catch_stop_signals();
-  const TrainOptions options{
-      .fresh = arguments.fresh, .check = require_trainable, .began = arguments.began};
+  const TrainOptions options{.fresh = arguments.fresh,
+                             .check = require_trainable,
+                             .began = arguments.began,
+                             .watch = ending(session)};
   const TrainSummary summary = train(loader(arguments), session.world(), options);
   if (session.rank() == 0) print_summary(arguments, session.size(), summary);
   return summary.code;
@@ -186,7 +196,8 @@ ExitCode run_evaluation(const Arguments& arguments, MpiSession& session) {
                        checkpoint.string()));
   };
   const EvalRecord record =
-      evaluate(loader(arguments), session.world(), {.check = check}, [&] { return checkpoint; });
+      evaluate(loader(arguments), session.world(), {.check = check, .watch = ending(session)},
+               [&] { return checkpoint; });
   log::info(format("{}: step {}, test loss {:.4f}, top-1 {:.2f} %, top-5 {:.2f} % of {} pictures",
                    checkpoint.string(), record.step, record.loss, 100 * record.top1,
                    100 * record.top5, show_grouped(record.samples)));

@@ -122,6 +122,12 @@ Evaluator::Evaluator(RankContext& context, OpenedSource test)
       engine_(context, context.plan().eval),
       ring_(make_ring(context, context.plan().eval, 3)) {}
 
+std::vector<LaneState> Evaluator::lane_states() const {
+  std::vector<LaneState> states = engine_.lane_states();
+  for (LaneState& state : states) state.what = "evaluation's " + state.what;
+  return states;
+}
+
 EvalRecord Evaluator::run(int64_t step) {
   const Plan& plan = context_.plan();
   const int64_t per_step = plan.eval.samples_per_step, per_rank = per_step / plan.mesh.dp;

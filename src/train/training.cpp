@@ -73,6 +73,13 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
   began_ = last_step_at_ = now_seconds();
 }
 
+void Training::look(RankState& state) const {
+  state.lanes = engine_.lane_states();
+  if (!evaluator_) return;
+  const std::vector<LaneState> more = evaluator_->lane_states();
+  state.lanes.insert(state.lanes.end(), more.begin(), more.end());
+}
+
 void Training::report_skip(const StepState& state) {
   const std::string where = parameter_name(plan_.architecture, state.bad_parameter);
   if (++skipped_in_a_row_ >= kSkipLimit) {
@@ -108,6 +115,9 @@ void Training::finish_step() {
   };
   last_step_at_ = at;
   longest_step_ = std::max(longest_step_, record.seconds);
+  const bool first = watch_.stage() == Stage::first_step;
+  watch_.step_done(waited_, first ? 0 : record.seconds);
+  if (first) watch_.set_stage(Stage::training);
   summary_.loss = record.loss;
   if (record.skipped) report_skip(result.state);
   else skipped_in_a_row_ = 0;
@@ -122,6 +132,7 @@ void Training::finish_step() {
 void Training::evaluate() {
   if (!evaluator_) return;
   drain();
+  const StageScope stage(watch_, Stage::evaluation);
   const double began = now_seconds();
   summary_.evaluation = evaluator_->run(waited_);
   last_step_at_ += now_seconds() - began;  // not the next step's time
@@ -138,6 +149,7 @@ void Training::evaluate() {
 
 void Training::finish_save() {
   if (!saver_.under_way()) return;
+  const StageScope stage(watch_, Stage::saving);
   const Saver::Saved saved = saver_.finish();
   longest_save_ = std::max(longest_save_, saved.seconds);
   announce(saved);
@@ -157,6 +169,7 @@ void Training::save() {
   drain();
   finish_save();
   if (saved_ == waited_) return;
+  const StageScope stage(watch_, Stage::saving);
   const double began = now_seconds();
   const StepState state = engine_.next_state();
   const RunState run{.step = waited_,
@@ -187,6 +200,8 @@ bool Training::time_is_short() const {
 
 TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoint) {
   start(checkpoint);
+  watch_.step_done(waited_, 0);
+  watch_.set_stage(Stage::first_step);
   const Deck& deck = plan_.deck;
   const auto due = [&](int64_t every) { return every > 0 && issued_ % every == 0; };
   while (issued_ < total_ && !stop_) {
@@ -209,6 +224,9 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
   if (!finished || deck.checkpoint.at_end) save();
   finish_save();
   if (metrics_) metrics_->publish();
+  // Nobody leaves while another may still be held up: there would be nobody to notice.
+  watch_.set_stage(Stage::ending);
+  control_.barrier();
   if (progress_) progress_->finish();
   summary_.steps = waited_;
   summary_.code = finished ? ExitCode::done : ExitCode::stopped_early;

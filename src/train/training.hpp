@@ -15,12 +15,13 @@ namespace voltapile {
 
 class Training {
  public:
-  Training(const Plan& plan, Communicator& control, RankContext& context,
+  Training(const Plan& plan, Communicator& control, RankContext& context, Watch& watch,
            const TrainOptions& options, RunFolder* folder, std::filesystem::path checkpoints,
            OpenedSource data, OpenedSource test, int64_t total)
       : plan_(plan),
         control_(control),
         context_(context),
+        watch_(watch),
         options_(options),
         folder_(folder),
         data_(std::move(data)),
@@ -29,11 +30,13 @@ class Training {
         ring_(make_ring(context, plan.train, plan.batches_held())),
         saver_(context, *context.links().checkpoint, std::move(checkpoints)) {
     if (test.samples > 0) evaluator_.emplace(context, std::move(test));
+    watched_ = watch.observe([this](RankState& state) { look(state); });
   }
 
   TrainSummary run(const std::optional<std::filesystem::path>& checkpoint);
 
  private:
+  void look(RankState& state) const;  // from the watch's thread
   void start(const std::optional<std::filesystem::path>& checkpoint);
   void finish_step();
   void evaluate();  // where the deck has a test part
@@ -51,6 +54,7 @@ class Training {
   const Plan& plan_;
   Communicator& control_;
   RankContext& context_;
+  Watch& watch_;
   const TrainOptions& options_;
   RunFolder* folder_;  // rank 0 only
   OpenedSource data_;
@@ -69,6 +73,7 @@ class Training {
   bool stop_ = false;
   double began_ = 0, last_step_at_ = 0, longest_step_ = 0, longest_save_ = 0;
   TrainSummary summary_;
+  Watch::Subject watched_;  // the last: gone before what it looks at
 };
 
 }  // namespace voltapile

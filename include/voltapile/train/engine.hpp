@@ -15,6 +15,7 @@
 #include "voltapile/plan/plan.hpp"
 #include "voltapile/tensor/arena.hpp"
 #include "voltapile/trace/summary.hpp"
+#include "voltapile/watch/rank_state.hpp"
 
 namespace voltapile {
 
@@ -87,6 +88,9 @@ class Engine {
   SummaryTimers last_timers() const;
   // Waits until every lane is idle.
   void drain();
+  // What the lanes are at: for each that has work, its first instruction that has not ended. From
+  // any thread, at any time.
+  std::vector<LaneState> lane_states() const;
   // State after the last step that was waited for: what a checkpoint keeps.
   StepState next_state() const;
 

@@ -75,7 +75,10 @@ class CpuDevice final : public Device {
     on(stream).enqueue([=] { std::memcpy(dst, src, bytes); });
   }
   void mark(Stream& stream, double* seconds) override {
-    on(stream).enqueue([seconds] { *seconds = now_seconds(); });
+    // A watch may look at it at any time.
+    on(stream).enqueue([seconds] {
+      std::atomic_ref<double>(*seconds).store(now_seconds(), std::memory_order_relaxed);
+    });
   }
   void repeat(Stream&, uint64_t, const std::function<void()>& enqueue) override { enqueue(); }
   Kernels& kernels() override { return kernels_; }
