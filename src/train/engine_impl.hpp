@@ -94,6 +94,7 @@ struct Engine::Impl {
   TensorView slots, summed, first_bad, correct;
   std::array<Event, kRing> step_end;
   int64_t issued = 0, waited = 0, first_step = 0;
+  bool shows_lanes = false;
   std::atomic<int64_t> first_shown{0}, end_shown{0};  // steps that lane_states() looks at
 };
 

@@ -31,6 +31,7 @@ bool communicates(Op op) {
 
 // The step that had these clocks before has ended: kRing - 1 steps are in flight at most.
 void Engine::Impl::show_next_step() {
+  if (!shows_lanes) return;
   const auto ring = static_cast<size_t>(issued % kRing);
   for (size_t i = 0; i < program.size(); ++i) {
     Clocked::clear(clock_of(i, ring).begin);
@@ -38,6 +39,8 @@ void Engine::Impl::show_next_step() {
   }
   end_shown.store(issued + 1, std::memory_order_release);
 }
+
+void Engine::keep_lane_states() { impl_->shows_lanes = true; }
 
 std::vector<LaneState> Engine::lane_states() const {
   Impl& impl = *impl_;

@@ -30,6 +30,7 @@ class Training {
         ring_(make_ring(context, plan.train, plan.batches_held())),
         saver_(context, *context.links().checkpoint, std::move(checkpoints)) {
     if (test.samples > 0) evaluator_.emplace(context, std::move(test));
+    engine_.keep_lane_states();
     watched_ = watch.observe([this](RankState& state) { look(state); });
   }
 

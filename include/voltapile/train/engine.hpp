@@ -89,7 +89,8 @@ class Engine {
   // Waits until every lane is idle.
   void drain();
   // What the lanes are at: for each that has work, its first instruction that has not ended. From
-  // any thread, at any time.
+  // any thread, at any time, once it has been told to keep them; a dry device has no such memory.
+  void keep_lane_states();
   std::vector<LaneState> lane_states() const;
   // State after the last step that was waited for: what a checkpoint keeps.
   StepState next_state() const;
