@@ -166,11 +166,13 @@ DeckLoader loader(const Arguments& arguments) {
 }
 
 WatchOptions ending(MpiSession& session) {
-  return {.end_job = [&session](const HangReport& report) {
-    log::error(report.details);
-    log::error("error: " + report.verdict);
-    session.abort(static_cast<int>(ExitCode::failure));
-  }};
+  return {.end_job =
+              [&session](const HangReport& report) {
+                log::error(report.details);
+                log::error("error: " + report.verdict);
+                session.abort(static_cast<int>(ExitCode::failure));
+              },
+          .say = [](const std::string& line) { log::error("error: " + line); }};
 }
 
 ExitCode run_training(const Arguments& arguments, MpiSession& session) {

@@ -10,6 +10,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
+#include <linux/errqueue.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -49,6 +50,19 @@ std::vector<std::string> own_addresses(bool v6) {
   }
   freeifaddrs(list);
   return found;
+}
+
+// Address and port of what the kernel gives, as text to compare.
+std::string comparable(const sockaddr_storage& address) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (address.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+    inet_ntop(AF_INET, &v4.sin_addr, text.data(), text.size());
+    return format("::ffff:{} {}", text.data(), ntohs(v4.sin_port));
+  }
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+  inet_ntop(AF_INET6, &v6.sin6_addr, text.data(), text.size());
+  return format("{} {}", text.data(), ntohs(v6.sin6_port));
 }
 
 // The kernel's form of an address; empty for text that is none.
@@ -109,6 +123,10 @@ void Datagrams::open() {
     }
   }
   setsockopt(socket_, SOL_SOCKET, SO_RCVBUF, &kBufferBytes, sizeof(kBufferBytes));
+  // What a machine says of a port that nobody holds any more.
+  const int on = 1;
+  setsockopt(socket_, IPPROTO_IP, IP_RECVERR, &on, sizeof(on));
+  if (v6_) setsockopt(socket_, IPPROTO_IPV6, IPV6_RECVERR, &on, sizeof(on));
   sockaddr_in6 bound{};
   socklen_t length = sizeof(bound);
   getsockname(socket_, reinterpret_cast<sockaddr*>(&bound), &length);
@@ -148,11 +166,41 @@ void Datagrams::send(int rank, std::string_view text) const {
            static_cast<socklen_t>(address.size()));
 }
 
-std::optional<Datagrams::Message> Datagrams::receive(std::chrono::milliseconds patience) const {
+void Datagrams::hear_refusals() {
+  while (true) {
+    sockaddr_storage where{};
+    std::array<char, 512> notes{};
+    std::array<char, 64> sent{};
+    iovec data{sent.data(), sent.size()};
+    msghdr message{};
+    message.msg_name = &where;
+    message.msg_namelen = sizeof(where);
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = notes.data();
+    message.msg_controllen = notes.size();
+    if (recvmsg(socket_, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
+    for (const cmsghdr* note = CMSG_FIRSTHDR(&message); note != nullptr;
+         note = CMSG_NXTHDR(&message, const_cast<cmsghdr*>(note))) {
+      sock_extended_err error{};
+      std::memcpy(&error, CMSG_DATA(note), sizeof(error));
+      if (error.ee_errno != ECONNREFUSED) continue;
+      const std::string address = comparable(where);
+      for (Peer& peer : peers_)
+        if (peer.heard_from == address) ++peer.refusals;
+    }
+  }
+}
+
+std::optional<Datagrams::Message> Datagrams::receive(std::chrono::milliseconds patience) {
   pollfd look{.fd = socket_, .events = POLLIN, .revents = 0};  // of no socket: only the time passes
   if (poll(&look, 1, static_cast<int>(patience.count())) <= 0) return std::nullopt;
+  if ((look.revents & POLLERR) != 0) hear_refusals();
   std::array<char, kMostBytes> buffer;
-  const ssize_t got = recv(socket_, buffer.data(), buffer.size(), MSG_DONTWAIT);
+  sockaddr_storage from{};
+  socklen_t length = sizeof(from);
+  const ssize_t got = recvfrom(socket_, buffer.data(), buffer.size(), MSG_DONTWAIT,
+                               reinterpret_cast<sockaddr*>(&from), &length);
   if (got <= 0) return std::nullopt;
   const std::string text(buffer.data(), static_cast<size_t>(got));
   const size_t head_end = text.find('\n');
@@ -167,6 +215,9 @@ std::optional<Datagrams::Message> Datagrams::receive(std::chrono::milliseconds p
                     0 <= message.from && message.from < size();
   if (!ours) return std::nullopt;
   message.text = text.substr(head_end + 1);
+  Peer& peer = peers_[static_cast<size_t>(message.from)];
+  peer.heard_from = comparable(from);
+  peer.refusals = 0;
   return message;
 }
 

@@ -38,7 +38,10 @@ class Datagrams {
     std::string text;
   };
   // Waits for one of this job's messages for at most so long.
-  std::optional<Message> receive(std::chrono::milliseconds patience) const;
+  std::optional<Message> receive(std::chrono::milliseconds patience);
+  // How often an address from which the rank was heard has said that nobody is there any more,
+  // since the last message of the rank.
+  int refusals(int rank) const { return peers_[static_cast<size_t>(rank)].refusals; }
 
  private:
   // IPv6 as the kernel writes it; IPv4 mapped into it.
@@ -46,10 +49,13 @@ class Datagrams {
     std::string host;
     uint16_t port = 0;
     std::vector<std::string> addresses;
+    std::string heard_from;  // one of them
+    int refusals = 0;
   };
   void open();
   std::string introduction() const;
   void meet(int rank, const std::string& introduction);
+  void hear_refusals();
 
   int rank_, socket_ = -1;
   bool v6_ = true;

@@ -121,6 +121,13 @@ std::string where_the_others_are(const std::vector<Witness>& all, const Ranks& c
 
 }  // namespace
 
+std::string describe_gone(const Witness& rank) {
+  return format(
+      "{} on {} is gone: it was killed (perhaps by the system, for memory), or it crashed. "
+      "It was last {}",
+      rank.place, rank.host, position_of(rank.state));
+}
+
 Diagnosis diagnose(const std::vector<Witness>& all) {
   Diagnosis diagnosis;
   std::map<std::string, Ranks> groups;

@@ -37,7 +37,13 @@ constexpr uint64_t kFewBytes = 16384;
 // Printing the report and ending the job by the launcher; then this rank just ends.
 constexpr std::chrono::seconds kEndPatience(20);
 
+// What a launcher has to end the job when a rank is gone.
+constexpr double kLauncherSeconds = 15;
+// A machine may refuse one datagram for reasons of its own.
+constexpr int kRefusals = 2;
+
 constexpr const char* kAsk = "ask";
+constexpr const char* kLeave = "leave";
 
 }  // namespace
 
@@ -57,7 +63,11 @@ void add_calls(const Communicator& communicator, RankState& state) {
 
 struct Watch::Impl {
   Impl(Communicator& world_, WatchOptions options_)
-      : world(world_), options(std::move(options_)), post(world_), others(post.size()) {
+      : world(world_),
+        options(std::move(options_)),
+        post(world_),
+        others(post.size()),
+        departed(static_cast<size_t>(post.size())) {
     for (int rank = 0; rank < post.size(); ++rank) {
       others.at(rank).place = format("rank {}", rank);
       others.at(rank).host = post.host(rank);
@@ -75,6 +85,9 @@ struct Watch::Impl {
   void end(const HangReport& report);
   void answer();
   void end_orphan(double passed);
+  void look_for_the_dead(double passed);
+  void leave() const;
+  std::string place_of(int rank);
   bool is_watcher(int rank) const { return rank == 0 || rank == post.size() - 1; }
 
   Communicator& world;
@@ -96,6 +109,8 @@ struct Watch::Impl {
 
   // The watch's thread's own.
   watch::Bystanders others;
+  std::vector<bool> departed;
+  double since_death = 0;
   RankState state;
   double now = 0, stalled = 0, orphaned = 0;
   uint64_t bytes = 0, bytes_moved = 0;
@@ -137,6 +152,7 @@ void Watch::Impl::listen(double until) {
     const auto message = post.receive(std::chrono::milliseconds(static_cast<int>(left * 1e3) + 1));
     if (!message) continue;
     if (message->text == kAsk) asked = true;
+    else if (message->text == kLeave) departed[static_cast<size_t>(message->from)] = true;
     else if (const auto told = read_rank_state(message->text)) others.heard(message->from, *told);
   }
 }
@@ -161,10 +177,9 @@ void Watch::Impl::answer() {
   asked = false;
   if (answered) return;
   std::filesystem::path file;
-  std::string place = others.at(post.rank()).place;
+  const std::string place = place_of(post.rank());
   {
     const std::lock_guard lock(mutex);
-    if (!places.empty()) place = places[static_cast<size_t>(post.rank())];
     if (!folder.empty()) file = folder / format("rank_{:05}.txt", post.rank());
   }
   dump.start(file, place, state);
@@ -218,10 +233,8 @@ void Watch::Impl::report() {
   }
   others.heard(post.rank(), before);
   std::vector<Witness> witnesses = others.all();
-  {
-    const std::lock_guard lock(mutex);
-    for (size_t rank = 0; rank < places.size(); ++rank) witnesses[rank].place = places[rank];
-  }
+  for (int rank = 0; rank < post.size(); ++rank)
+    witnesses[static_cast<size_t>(rank)].place = place_of(rank);
   const Diagnosis diagnosis = diagnose(witnesses);
   HangReport report{
       .details = format("The job stands still. Nothing has moved for {}; {}, the limit is {} "
@@ -240,12 +253,44 @@ void Watch::Impl::end_orphan(double passed) {
   if (orphaned > kOrphanSeconds) _exit(static_cast<int>(ExitCode::failure));
 }
 
+std::string Watch::Impl::place_of(int rank) {
+  const std::lock_guard lock(mutex);
+  return places.empty() ? others.at(rank).place : places[static_cast<size_t>(rank)];
+}
+
+void Watch::Impl::look_for_the_dead(double passed) {
+  if (!is_watcher(post.rank()) || !options.say) return;
+  int first = -1;
+  for (int rank = 0; rank < post.size(); ++rank) {
+    if (rank == post.rank() || departed[static_cast<size_t>(rank)] || !others.at(rank).known)
+      continue;
+    if (post.refusals(rank) >= kRefusals && first < 0) first = rank;
+  }
+  if (first < 0) return;
+  Witness dead = others.at(first);
+  dead.place = place_of(first);
+  if (!std::exchange(others.at(first).gone, true) && (post.rank() == 0 || first == 0))
+    options.say(describe_gone(dead));
+  since_death += passed;
+  if (since_death > kLauncherSeconds)
+    end({.details = "The launcher has not ended the job.", .verdict = describe_gone(dead)});
+}
+
+// More than once: one may be lost.
+void Watch::Impl::leave() const {
+  for (int times = 0; times < 2; ++times)
+    for (int rank = 0; rank < post.size(); ++rank)
+      if (rank != post.rank() && (is_watcher(rank) || is_watcher(post.rank())))
+        post.send(rank, kLeave);
+}
+
 void Watch::Impl::work() {
   now = now_seconds();
+  tell(look());  // so that a rank which dies at once is missed
   while (true) {
     {
       const std::lock_guard lock(mutex);
-      if (stopping) return;
+      if (stopping) return leave();
     }
     const double tick = std::clamp(limit() / 20, kLeastTick, kMostTick);
     listen(now + tick);
@@ -264,6 +309,7 @@ void Watch::Impl::work() {
     if (asked) answer();
     tell(state);
     end_orphan(passed);
+    look_for_the_dead(passed);
     if (hangs()) report();
   }
 }

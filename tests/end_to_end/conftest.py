@@ -158,6 +158,20 @@ def rank_processes(mpirun):
     return sorted(found)
 
 
+def ranks_in(folder):
+    """Process ids of the ranks that work in a folder, whoever is their parent now."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if not entry.name.isdigit() or (entry / "comm").read_text().strip() != "voltapile":
+                continue
+            if pathlib.Path(os.readlink(entry / "cwd")) == folder and is_running(entry.name):
+                found.append(int(entry.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return sorted(found)
+
+
 def rank_of(process):
     """The rank that a process has in its job."""
     variables = pathlib.Path(f"/proc/{process}/environ").read_text().split("\0")

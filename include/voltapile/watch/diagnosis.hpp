@@ -12,6 +12,7 @@ struct Witness {
   std::string host;
   bool known = false;    // has ever told its state
   bool answers = false;  // tells it now
+  bool gone = false;     // its process has ended without a word
   double silent_seconds = 0;
   RankState state;  // the last that it told
 };
@@ -26,5 +27,8 @@ struct Diagnosis {
 // and that wait for nobody; ranks that have done fewer steps; ranks that do not communicate while
 // others do.
 Diagnosis diagnose(const std::vector<Witness>& ranks);
+
+// "rank 5 (pp1 dp0 tp1) on node7 is gone: ..."
+std::string describe_gone(const Witness& rank);
 
 }  // namespace voltapile

@@ -8,6 +8,9 @@
 // it asks every rank to write its state and the stacks of its threads into a file, gives them a few
 // seconds, says which rank differs, and ends the job. Silence alone ends nothing: where no datagram
 // arrives, each rank judges for itself, after five times the limit, and cannot name a rank.
+//
+// A rank whose process has ended without a word (its watch says when it leaves) is named at once.
+// The launcher ends the job then; should it not, the watch does.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -37,6 +40,8 @@ struct WatchOptions {
   // Prints the report, the verdict last, and ends every rank of the job with exit code 5; does not
   // return. Where ranks are threads of one process: none, and the communicators are aborted.
   std::function<void(const HangReport& report)> end_job;
+  // Prints one line: a rank is gone.
+  std::function<void(const std::string& line)> say;
 };
 
 class Watch {
