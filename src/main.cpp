@@ -165,6 +165,8 @@ DeckLoader loader(const Arguments& arguments) {
   return [&arguments] { return load_deck(arguments.deck, arguments.overrides); };
 }
 
+std::vector<Fact> facts() { return {{.name = "MPI", .value = MpiSession::library()}}; }
+
 WatchOptions ending(MpiSession& session) {
   return {.end_job =
               [&session](const HangReport& report) {
@@ -180,7 +182,8 @@ ExitCode run_training(const Arguments& arguments, MpiSession& session) {
   const TrainOptions options{.fresh = arguments.fresh,
                              .check = require_trainable,
                              .began = arguments.began,
-                             .watch = ending(session)};
+                             .watch = ending(session),
+                             .facts = facts()};
   const TrainSummary summary = train(loader(arguments), session.world(), options);
   if (session.rank() == 0) print_summary(arguments, session.size(), summary);
   return summary.code;
@@ -197,9 +200,9 @@ ExitCode run_evaluation(const Arguments& arguments, MpiSession& session) {
                 format("no checkpoint in {}: train first, or name one with --checkpoint DIR",
                        checkpoint.string()));
   };
-  const EvalRecord record =
-      evaluate(loader(arguments), session.world(), {.check = check, .watch = ending(session)},
-               [&] { return checkpoint; });
+  const EvalRecord record = evaluate(loader(arguments), session.world(),
+                                     {.check = check, .watch = ending(session), .facts = facts()},
+                                     [&] { return checkpoint; });
   log::info(format("{}: step {}, test loss {:.4f}, top-1 {:.2f} %, top-5 {:.2f} % of {} pictures",
                    checkpoint.string(), record.step, record.loss, 100 * record.top1,
                    100 * record.top5, show_grouped(record.samples)));

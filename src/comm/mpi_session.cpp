@@ -1,3 +1,4 @@
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -87,6 +88,13 @@ std::unique_ptr<Communicator> MpiSession::world() {
   MPI_Comm world = MPI_COMM_NULL;
   comm::check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
   return comm::make_communicator(comm::MpiEndpoint::adopt(impl_->context, world));
+}
+
+std::string MpiSession::library() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  comm::check_mpi(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
+  return {text.data(), static_cast<size_t>(length)};
 }
 
 int MpiSession::rank() const { return impl_->context->rank(); }

@@ -8,6 +8,7 @@
 #include "voltapile/train/status.hpp"
 
 #include "run_state.hpp"
+#include "start_up.hpp"
 #include "training.hpp"
 
 namespace voltapile {
@@ -79,6 +80,7 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
     if (options.check) options.check(plan);
   });
   introduce(watch, plan);
+  compare_programs(plan, *world, options.facts);
   const OpenedSource data = open_source_everywhere(plan, *world, Part::train);
   const OpenedSource test = open_source_everywhere(plan, *world, Part::test);
   const int64_t total = total_steps(plan.deck, data.samples);
@@ -114,6 +116,7 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
   std::unique_ptr<Device>& device = ranks.device;
   TransportChoice transport;
   agree(control, [&] { device = make_device(plan.deck, control, run_dir); });
+  compare_machines(plan, control, *device);
   agree(control,
         [&] { transport = choose_transport(control, *device, plan.deck.parallel.transport); });
   say(format("{}: {} on {}, {} parameters, {} schedule", run_dir.string(), plan.mesh.text(),
@@ -162,6 +165,7 @@ EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions&
     }
   });
   introduce(watch, plan);
+  compare_programs(plan, *world, options.facts);
   const OpenedSource test = open_source_everywhere(plan, *world, Part::test);
   RunState stored;
   std::filesystem::path checkpoint;
@@ -174,6 +178,7 @@ EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions&
   std::unique_ptr<Device>& device = ranks.device;
   TransportChoice transport;
   agree(control, [&] { device = make_device(plan.deck, control, {}); });
+  compare_machines(plan, control, *device);
   agree(control,
         [&] { transport = choose_transport(control, *device, plan.deck.parallel.transport); });
   Links& links = ranks.links =

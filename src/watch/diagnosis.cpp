@@ -6,6 +6,7 @@
 #include <set>
 
 #include "voltapile/base/format.hpp"
+#include "voltapile/watch/fingerprint.hpp"
 
 namespace voltapile {
 
@@ -50,15 +51,7 @@ std::string position_of(const RankState& state) {
 
 // "ranks 0-3, 8"
 std::string list(const Ranks& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size();) {
-    size_t end = i + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    if (i != 0) text += ", ";
-    text += end - i > 2 ? format("{}-{}", ranks[i], ranks[end - 1]) : format("{}", ranks[i]);
-    i = end - i > 2 ? end : i + 1;
-  }
-  return text;
+  return (ranks.size() == 1 ? "rank " : "ranks ") + list_ranks(ranks);
 }
 
 Ranks those(const std::vector<Witness>& all, const std::function<bool(const Witness&)>& matches) {

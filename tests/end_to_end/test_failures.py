@@ -1,5 +1,5 @@
-"""kill -9 of any rank at any point: the job is over soon, says who it was, leaves nobody behind, and
-the same command goes on to the same result."""
+"""kill -9 of any rank at any point: the job is over soon, says who it was, leaves nobody behind,
+and the same command goes on to the same result."""
 
 import os
 import random

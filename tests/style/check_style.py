@@ -38,9 +38,10 @@ HOMES = (
 )
 # Neither third-party nor without a suffix: C, POSIX, Linux, and the compiler's intrinsics.
 SYSTEM = re.compile(
-    r"(assert|ctype|cxxabi|errno|fcntl|float|inttypes|limits|math|poll|pthread|sched|signal|stdarg"
-    r"|stddef|stdint|stdio|stdlib|string|strings|time|unistd|dlfcn|dirent|execinfo|fnmatch|glob"
-    r"|ifaddrs|libgen|locale|malloc|netdb|pwd|semaphore|spawn|syslog|termios|wchar|\w*intrin"
+    r"(assert|ctype|cxxabi|elf|errno|fcntl|float|inttypes|limits|math|poll|pthread|sched|signal"
+    r"|stdarg|stddef|stdint|stdio|stdlib|string|strings|time|unistd|dlfcn|dirent|execinfo|fnmatch"
+    r"|glob|ifaddrs|libgen|link|locale|malloc|netdb|pwd|semaphore|spawn|syslog|termios|wchar"
+    r"|\w*intrin"
     r"|arm_neon|cpuid|(sys|linux|netinet|arpa|sanitizer|asm|bits)/[\w/]+)\.h")
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
 CUDA_CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif)\b.*(CUDA|NVCC|NCCL|CUBLAS)")

@@ -5,13 +5,12 @@
 #include <dlfcn.h>
 #include <mpi.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static atomic_long made;
+static long made;
 
 static void arrive(const char* call) {
   const char* wanted = getenv("VOLTAPILE_KILL_CALL");
@@ -19,7 +18,7 @@ static void arrive(const char* call) {
   const char* count = getenv("VOLTAPILE_KILL_COUNT");
   const char* self = getenv("OMPI_COMM_WORLD_RANK");
   if (!wanted || !victim || !count || !self || strcmp(wanted, call) || strcmp(victim, self)) return;
-  if (atomic_fetch_add(&made, 1) + 1 == atol(count)) kill(getpid(), SIGKILL);
+  if (__atomic_add_fetch(&made, 1, __ATOMIC_SEQ_CST) == atol(count)) kill(getpid(), SIGKILL);
 }
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))

@@ -17,6 +17,8 @@ class MpiSession {
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
   std::unique_ptr<Communicator> world();
+  // "Open MPI v4.1.4, ...": the library that was found when the program started.
+  static std::string library();
   int rank() const;
   int size() const;
   // Ends every rank of the job with this exit code, at once; but a rank that only echoes another's

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "voltapile/base/dtype.hpp"
 #include "voltapile/schedule/instruction.hpp"
@@ -53,6 +55,8 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::string describe() const = 0;
+  // Libraries and drivers that results and speed depend on: name and version.
+  virtual std::vector<std::pair<std::string, std::string>> versions() const { return {}; }
   virtual Buffer allocate(size_t bytes,
                           std::string_view what) = 0;  // 256-byte aligned; Error(does_not_fit)
   virtual Buffer allocate_host(size_t bytes,

@@ -14,6 +14,7 @@
 #include "voltapile/plan/plan.hpp"
 #include "voltapile/trace/summary.hpp"
 #include "voltapile/train/metrics.hpp"
+#include "voltapile/watch/fingerprint.hpp"
 #include "voltapile/watch/watch.hpp"
 
 namespace voltapile {
@@ -28,6 +29,7 @@ struct TrainOptions {
   bool quiet = false;                               // no progress (tests)
   std::function<void(const TrainRecord&)> on_step;  // rank 0, in order
   WatchOptions watch;
+  std::vector<Fact> facts;  // of this rank, to be compared with the others'
 };
 
 struct TrainSummary {

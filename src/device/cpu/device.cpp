@@ -15,6 +15,19 @@ namespace {
 
 constexpr size_t kAlignment = 256, kLargePage = size_t{1} << 21;
 
+#ifdef VOLTAPILE_ONEDNN
+constexpr const char* kProducts = "oneDNN";
+#else
+constexpr const char* kProducts = "Eigen";
+#endif
+#if defined(__AVX512F__)
+constexpr const char* kInstructions = "built for AVX-512";
+#elif defined(__AVX2__)
+constexpr const char* kInstructions = "built for AVX2";
+#else
+constexpr const char* kInstructions = "built for any CPU";
+#endif
+
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(int threads) : threads_(threads), kernels_(threads) {}
@@ -32,6 +45,10 @@ class CpuDevice final : public Device {
 
   std::string describe() const override {
     return format("cpu, {} {}", threads_, threads_ == 1 ? "thread" : "threads");
+  }
+
+  std::vector<std::pair<std::string, std::string>> versions() const override {
+    return {{"CPU kernels", format("{}, {}", kProducts, kInstructions)}};
   }
 
   Buffer allocate(size_t bytes, std::string_view what) override {
