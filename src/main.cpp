@@ -28,6 +28,7 @@
 #include "voltapile/train/trainer.hpp"
 
 #include "checkpoint_commands.hpp"
+#include "node_commands.hpp"
 
 namespace voltapile {
 namespace {
@@ -165,25 +166,13 @@ DeckLoader loader(const Arguments& arguments) {
   return [&arguments] { return load_deck(arguments.deck, arguments.overrides); };
 }
 
-std::vector<Fact> facts() { return {{.name = "MPI", .value = MpiSession::library()}}; }
-
-WatchOptions ending(MpiSession& session) {
-  return {.end_job =
-              [&session](const HangReport& report) {
-                log::error(report.details);
-                log::error("error: " + report.verdict);
-                session.abort(static_cast<int>(ExitCode::failure));
-              },
-          .say = [](const std::string& line) { log::error("error: " + line); }};
-}
-
 ExitCode run_training(const Arguments& arguments, MpiSession& session) {
   catch_stop_signals();
   const TrainOptions options{.fresh = arguments.fresh,
                              .check = require_trainable,
                              .began = arguments.began,
-                             .watch = ending(session),
-                             .facts = facts()};
+                             .watch = watch_options(session),
+                             .facts = launcher_facts()};
   const TrainSummary summary = train(loader(arguments), session.world(), options);
   if (session.rank() == 0) print_summary(arguments, session.size(), summary);
   return summary.code;
@@ -200,9 +189,10 @@ ExitCode run_evaluation(const Arguments& arguments, MpiSession& session) {
                 format("no checkpoint in {}: train first, or name one with --checkpoint DIR",
                        checkpoint.string()));
   };
-  const EvalRecord record = evaluate(loader(arguments), session.world(),
-                                     {.check = check, .watch = ending(session), .facts = facts()},
-                                     [&] { return checkpoint; });
+  const EvalRecord record =
+      evaluate(loader(arguments), session.world(),
+               {.check = check, .watch = watch_options(session), .facts = launcher_facts()},
+               [&] { return checkpoint; });
   log::info(format("{}: step {}, test loss {:.4f}, top-1 {:.2f} %, top-5 {:.2f} % of {} pictures",
                    checkpoint.string(), record.step, record.loss, 100 * record.top1,
                    100 * record.top5, show_grouped(record.samples)));
@@ -310,6 +300,8 @@ int run(int argc, char** argv) {
   CLI::App* ranks = with_deck(app.add_subcommand("ranks", "print how many ranks the deck needs"));
   CLI::App* status = with_deck(app.add_subcommand(
       "status", "how far the deck's run is; exit code 0 when it is finished, else 75"));
+  CLI::App* doctor = app.add_subcommand(
+      "doctor", "look at this node: GPUs, limits, MPI, variables; exit code 5 for a problem");
   CLI::App* submit = with_deck(app.add_subcommand(
       "submit", "print the line that hands the run to this cluster's queue, or run it (--go)"));
   add_submit_options(*submit, arguments);
@@ -367,6 +359,7 @@ int run(int argc, char** argv) {
   try {
     if (plan->parsed()) return as_int(show_plan(arguments));
     if (ranks->parsed()) return as_int(show_ranks(arguments));
+    if (doctor->parsed()) return as_int(show_node());
     if (status->parsed()) return as_int(show_status(arguments));
     if (submit->parsed()) return as_int(show_submission(arguments));
     if (save->parsed())
