@@ -99,6 +99,16 @@ void add_run(Schema& schema) {
                "the longest step, at least a minute; half an hour where none is measured.",
        .on_resume = OnResume::may_change,
        .also = "timeout watchdog hang_limit"});
+  run.add(
+      "check_every_steps", &R::check_every_steps, Integer{0, 1'000'000'000},
+      {.fallback = literal("0"),
+       .unit = "steps",
+       .help = "Steps between checks for silent corruption, which are also made before each "
+               "checkpoint: state that several ranks hold is compared bit by bit, and one chunk "
+               "of each rank is computed twice. A difference ends the run with exit code 5 and "
+               "names the rank. 0 turns them off.",
+       .on_resume = OnResume::may_change,
+       .also = "check_steps integrity"});
 }
 
 void add_model(Schema& schema) {

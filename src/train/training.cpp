@@ -41,7 +41,7 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
     // Else a job that starts again after each failure would step over the limit.
     skipped_in_a_row_ = skipped_before(checkpoint->parent_path().parent_path(), stored.step);
   });
-  issued_ = waited_ = state.inputs.step;
+  first_step_ = issued_ = waited_ = state.inputs.step;
   engine_.set_state(state);
   if (data_.source != nullptr) {
     const int64_t per_rank = deck.batch.global / plan_.mesh.dp;
@@ -147,6 +147,18 @@ void Training::evaluate() {
   }
 }
 
+void Training::check_integrity() {
+  if (!integrity_) return;
+  drain();
+  // Before the first step a chunk's input holds nothing that its work could be repeated on.
+  if (checked_ == waited_ || waited_ == first_step_) return;
+  const StageScope stage(watch_, Stage::checking);
+  const double began = now_seconds();
+  integrity_->check(engine_, waited_);
+  checked_ = waited_;
+  last_step_at_ += now_seconds() - began;  // not the next step's time
+}
+
 void Training::finish_save() {
   if (!saver_.under_way()) return;
   const StageScope stage(watch_, Stage::saving);
@@ -169,6 +181,7 @@ void Training::save() {
   drain();
   finish_save();
   if (saved_ == waited_) return;
+  check_integrity();  // what is wrong is not saved
   const StageScope stage(watch_, Stage::saving);
   const double began = now_seconds();
   const StepState state = engine_.next_state();
@@ -214,6 +227,7 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
     // The host stays one step ahead of the device.
     if (issued_ - waited_ > 1) finish_step();
     if (issued_ < total_ && due(deck.eval.every_steps)) evaluate();
+    if (due(deck.run.check_every_steps)) check_integrity();
     if (issued_ < total_ && due(deck.checkpoint.every_steps)) save();
   }
   drain();

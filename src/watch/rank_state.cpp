@@ -12,6 +12,7 @@ std::string_view name_of(Stage stage) {
     case Stage::first_step: return "in the first step";
     case Stage::training: return "training";
     case Stage::evaluation: return "evaluating";
+    case Stage::checking: return "checking";
     case Stage::saving: return "saving";
     case Stage::ending: return "ending";
   }

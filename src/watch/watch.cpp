@@ -44,6 +44,7 @@ constexpr int kRefusals = 2;
 
 constexpr const char* kAsk = "ask";
 constexpr const char* kLeave = "leave";
+constexpr const char* kEnd = "end";  // whoever dies from now on is no news
 
 }  // namespace
 
@@ -86,7 +87,8 @@ struct Watch::Impl {
   void answer();
   void end_orphan(double passed);
   void look_for_the_dead(double passed);
-  void leave() const;
+  bool is_given_up();
+  void tell_twice(const char* what) const;
   std::string place_of(int rank);
   bool is_watcher(int rank) const { return rank == 0 || rank == post.size() - 1; }
 
@@ -114,7 +116,7 @@ struct Watch::Impl {
   RankState state;
   double now = 0, stalled = 0, orphaned = 0;
   uint64_t bytes = 0, bytes_moved = 0;
-  bool asked = false, answered = false, over = false;
+  bool asked = false, answered = false, over = false, ending = false;
   watch::Dump dump;
   std::thread thread;
 };
@@ -129,9 +131,9 @@ RankState Watch::Impl::look() {
   RankState seen;
   seen.stage = stage.load();
   seen.step = step.load();
-  // This look itself reads some bytes.
+  // This look itself reads some bytes, and answering writes many.
   const uint64_t before = std::exchange(bytes, watch::process_bytes());
-  if (bytes > before + kFewBytes) bytes_moved += bytes - before;
+  if (!answered && bytes > before + kFewBytes) bytes_moved += bytes - before;
   seen.bytes = bytes_moved;
   seen.answers = answered && dump.ended();
   add_calls(world, seen);
@@ -152,6 +154,7 @@ void Watch::Impl::listen(double until) {
     const auto message = post.receive(std::chrono::milliseconds(static_cast<int>(left * 1e3) + 1));
     if (!message) continue;
     if (message->text == kAsk) asked = true;
+    else if (message->text == kEnd) ending = true;
     else if (message->text == kLeave) departed[static_cast<size_t>(message->from)] = true;
     else if (const auto told = read_rank_state(message->text)) others.heard(message->from, *told);
   }
@@ -187,6 +190,7 @@ void Watch::Impl::answer() {
 }
 
 void Watch::Impl::end(const HangReport& report) {
+  tell_twice(kEnd);
   if (options.end_job) {
     std::thread([] {
       std::this_thread::sleep_for(kEndPatience);
@@ -258,6 +262,14 @@ std::string Watch::Impl::place_of(int rank) {
   return places.empty() ? others.at(rank).place : places[static_cast<size_t>(rank)];
 }
 
+// Whether another rank has failed and said so: then the launcher's ending of the rest is no news.
+bool Watch::Impl::is_given_up() {
+  try {
+    world.poll_error();
+    return false;
+  } catch (const PeerFailure&) { return true; }
+}
+
 void Watch::Impl::look_for_the_dead(double passed) {
   if (!is_watcher(post.rank()) || !options.say) return;
   int first = -1;
@@ -269,7 +281,8 @@ void Watch::Impl::look_for_the_dead(double passed) {
   if (first < 0) return;
   Witness dead = others.at(first);
   dead.place = place_of(first);
-  if (!std::exchange(others.at(first).gone, true) && (post.rank() == 0 || first == 0))
+  if (!std::exchange(others.at(first).gone, true) && (post.rank() == 0 || first == 0) && !ending &&
+      !is_given_up())
     options.say(describe_gone(dead));
   since_death += passed;
   if (since_death > kLauncherSeconds)
@@ -277,11 +290,11 @@ void Watch::Impl::look_for_the_dead(double passed) {
 }
 
 // More than once: one may be lost.
-void Watch::Impl::leave() const {
+void Watch::Impl::tell_twice(const char* what) const {
   for (int times = 0; times < 2; ++times)
     for (int rank = 0; rank < post.size(); ++rank)
       if (rank != post.rank() && (is_watcher(rank) || is_watcher(post.rank())))
-        post.send(rank, kLeave);
+        post.send(rank, what);
 }
 
 void Watch::Impl::work() {
@@ -290,7 +303,7 @@ void Watch::Impl::work() {
   while (true) {
     {
       const std::lock_guard lock(mutex);
-      if (stopping) return leave();
+      if (stopping) return tell_twice(kLeave);
     }
     const double tick = std::clamp(limit() / 20, kLeastTick, kMostTick);
     listen(now + tick);

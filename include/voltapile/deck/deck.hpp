@@ -39,6 +39,7 @@ struct Deck {
     int log_every{};  // steps between progress lines
     GpuKernels gpu_kernels{};
     std::optional<double> hang_timeout_seconds;  // empty = automatic
+    int64_t check_every_steps{};                 // for silent corruption; 0 = never
     bool operator==(const Run&) const = default;
   } run;
   struct Model {

@@ -92,6 +92,10 @@ class Engine {
   // any thread, at any time, once it has been told to keep them; a dry device has no such memory.
   void keep_lane_states();
   std::vector<LaneState> lane_states() const;
+  // Runs the forward pass of a chunk of this rank twice, on what the last step has left in its
+  // input; whether all bits that it leaves are the same. Every step must have been waited for; the
+  // tensor ranks of a line call it together.
+  bool repeats(int chunk);
   // State after the last step that was waited for: what a checkpoint keeps.
   StepState next_state() const;
 

@@ -8,7 +8,7 @@
 
 namespace voltapile {
 
-enum class Stage : uint8_t { start, first_step, training, evaluation, saving, ending };
+enum class Stage : uint8_t { start, first_step, training, evaluation, checking, saving, ending };
 std::string_view name_of(Stage stage);
 
 // The instruction that a lane is at: the first one that has not ended.
