@@ -29,6 +29,7 @@
 #include "voltapile/train/trainer.hpp"
 
 #include "checkpoint_commands.hpp"
+#include "node_commands.hpp"
 
 namespace voltapile {
 namespace {
@@ -176,8 +177,11 @@ DeckLoader loader(const Arguments& arguments) {
 
 ExitCode run_training(const Arguments& arguments, MpiSession& session) {
   catch_stop_signals();
-  const TrainOptions options{
-      .fresh = arguments.fresh, .check = require_trainable, .began = arguments.began};
+  const TrainOptions options{.fresh = arguments.fresh,
+                             .check = require_trainable,
+                             .began = arguments.began,
+                             .watch = watch_options(session),
+                             .facts = launcher_facts()};
   const TrainSummary summary = train(loader(arguments), session.world(), options);
   if (session.rank() == 0) print_summary(arguments, session.size(), summary);
   return summary.code;
@@ -195,7 +199,9 @@ ExitCode run_evaluation(const Arguments& arguments, MpiSession& session) {
                        checkpoint.string()));
   };
   const EvalRecord record =
-      evaluate(loader(arguments), session.world(), {.check = check}, [&] { return checkpoint; });
+      evaluate(loader(arguments), session.world(),
+               {.check = check, .watch = watch_options(session), .facts = launcher_facts()},
+               [&] { return checkpoint; });
   log::info(format("{}: step {}, test loss {:.4f}, top-1 {:.2f} %, top-5 {:.2f} % of {} pictures",
                    checkpoint.string(), record.step, record.loss, 100 * record.top1,
                    100 * record.top5, show_grouped(record.samples)));
@@ -305,6 +311,8 @@ int run(int argc, char** argv) {
   CLI::App* ranks = with_deck(app.add_subcommand("ranks", "print how many ranks the deck needs"));
   CLI::App* status = with_deck(app.add_subcommand(
       "status", "how far the deck's run is; exit code 0 when it is finished, else 75"));
+  CLI::App* doctor = app.add_subcommand(
+      "doctor", "look at this node: GPUs, limits, MPI, variables; exit code 5 for a problem");
   CLI::App* submit = with_deck(app.add_subcommand(
       "submit", "print the line that hands the run to this cluster's queue, or run it (--go)"));
   add_submit_options(*submit, arguments);
@@ -362,6 +370,7 @@ int run(int argc, char** argv) {
   try {
     if (plan->parsed()) return as_int(show_plan(arguments));
     if (ranks->parsed()) return as_int(show_ranks(arguments));
+    if (doctor->parsed()) return as_int(show_node());
     if (status->parsed()) return as_int(show_status(arguments));
     if (submit->parsed()) return as_int(show_submission(arguments));
     if (save->parsed())

@@ -130,6 +130,7 @@ void Engine::Impl::issue(const StepInputs* inputs, const BatchMemory& batch, int
     *host = *inputs;
     device.copy(&state(issued)->inputs, host, sizeof(StepInputs), device.stream(Lane::compute));
   }
+  show_next_step();
   for (size_t i = 0; i < program.size(); ++i) {
     const BoundInstruction& bound = program[i];
     const auto lane = static_cast<size_t>(bound.instruction.lane);
@@ -173,6 +174,7 @@ Engine::~Engine() { impl_->device.wait_until_idle(); }
 void Engine::set_state(const StepState& state) {
   drain();
   impl_->issued = impl_->waited = impl_->first_step = state.inputs.step;
+  impl_->first_shown = impl_->end_shown = state.inputs.step;
   auto* host = reinterpret_cast<StepState*>(impl_->host_states.data());
   for (int i = 0; i < kRing; ++i) host[i] = state;
   Stream& compute = impl_->device.stream(Lane::compute);

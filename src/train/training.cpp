@@ -41,7 +41,7 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
     // Else a job that starts again after each failure would step over the limit.
     skipped_in_a_row_ = skipped_before(checkpoint->parent_path().parent_path(), stored.step);
   });
-  issued_ = waited_ = state.inputs.step;
+  first_step_ = issued_ = waited_ = state.inputs.step;
   engine_.set_state(state);
   if (data_.source != nullptr) {
     const int64_t per_rank = deck.batch.global / plan_.mesh.dp;
@@ -71,6 +71,13 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
   // Everybody is ready before the clock starts.
   control_.barrier();
   began_ = last_step_at_ = now_seconds();
+}
+
+void Training::look(RankState& state) const {
+  state.lanes = engine_.lane_states();
+  if (!evaluator_) return;
+  const std::vector<LaneState> more = evaluator_->lane_states();
+  state.lanes.insert(state.lanes.end(), more.begin(), more.end());
 }
 
 void Training::report_skip(const StepState& state) {
@@ -108,6 +115,9 @@ void Training::finish_step() {
   };
   last_step_at_ = at;
   longest_step_ = std::max(longest_step_, record.seconds);
+  const bool first = watch_.stage() == Stage::first_step;
+  watch_.step_done(waited_, first ? 0 : record.seconds);
+  if (first) watch_.set_stage(Stage::training);
   summary_.loss = record.loss;
   if (record.skipped) report_skip(result.state);
   else skipped_in_a_row_ = 0;
@@ -122,6 +132,7 @@ void Training::finish_step() {
 void Training::evaluate() {
   if (!evaluator_) return;
   drain();
+  const StageScope stage(watch_, Stage::evaluation);
   const double began = now_seconds();
   const bool averaged = plan_.deck.optimizer.ema > 0;
   if (averaged) show_weights(context_, Shown::averaged);
@@ -139,8 +150,21 @@ void Training::evaluate() {
   }
 }
 
+void Training::check_integrity() {
+  if (!integrity_) return;
+  drain();
+  // Before the first step a chunk's input holds nothing that its work could be repeated on.
+  if (checked_ == waited_ || waited_ == first_step_) return;
+  const StageScope stage(watch_, Stage::checking);
+  const double began = now_seconds();
+  integrity_->check(engine_, waited_);
+  checked_ = waited_;
+  last_step_at_ += now_seconds() - began;  // not the next step's time
+}
+
 void Training::finish_save() {
   if (!saver_.under_way()) return;
+  const StageScope stage(watch_, Stage::saving);
   const Saver::Saved saved = saver_.finish();
   longest_save_ = std::max(longest_save_, saved.seconds);
   announce(saved);
@@ -160,6 +184,8 @@ void Training::save() {
   drain();
   finish_save();
   if (saved_ == waited_) return;
+  check_integrity();  // what is wrong is not saved
+  const StageScope stage(watch_, Stage::saving);
   const double began = now_seconds();
   const StepState state = engine_.next_state();
   const RunState run{.step = waited_,
@@ -192,6 +218,8 @@ bool Training::time_is_short() const {
 
 TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoint) {
   start(checkpoint);
+  watch_.step_done(waited_, 0);
+  watch_.set_stage(Stage::first_step);
   const Deck& deck = plan_.deck;
   const auto due = [&](int64_t every) { return every > 0 && issued_ % every == 0; };
   while (issued_ < total_ && !stop_) {
@@ -204,6 +232,7 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
     // The host stays one step ahead of the device.
     if (issued_ - waited_ > 1) finish_step();
     if (issued_ < total_ && due(deck.eval.every_steps)) evaluate();
+    if (due(deck.run.check_every_steps)) check_integrity();
     if (issued_ < total_ && due(deck.checkpoint.every_steps)) save();
   }
   drain();
@@ -214,6 +243,9 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
   if (!finished || deck.checkpoint.at_end) save();
   finish_save();
   if (metrics_) metrics_->publish();
+  // Nobody leaves while another may still be held up: there would be nobody to notice.
+  watch_.set_stage(Stage::ending);
+  control_.barrier();
   if (progress_) progress_->finish();
   summary_.steps = waited_;
   summary_.code = finished ? ExitCode::done : ExitCode::stopped_early;

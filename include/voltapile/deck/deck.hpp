@@ -38,6 +38,8 @@ struct Deck {
     int threads{};    // CPU threads per rank; 0 = automatic
     int log_every{};  // steps between progress lines
     GpuKernels gpu_kernels{};
+    std::optional<double> hang_timeout_seconds;  // empty = automatic
+    int64_t check_every_steps{};                 // for silent corruption; 0 = never
     bool operator==(const Run&) const = default;
   } run;
   struct Model {

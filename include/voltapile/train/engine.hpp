@@ -18,6 +18,7 @@
 #include "voltapile/plan/plan.hpp"
 #include "voltapile/tensor/arena.hpp"
 #include "voltapile/trace/summary.hpp"
+#include "voltapile/watch/rank_state.hpp"
 
 namespace voltapile {
 
@@ -126,6 +127,14 @@ class Engine {
   SummaryTimers last_timers() const;
   // Waits until every lane is idle.
   void drain();
+  // What the lanes are at: for each that has work, its first instruction that has not ended. From
+  // any thread, at any time, once it has been told to keep them; a dry device has no such memory.
+  void keep_lane_states();
+  std::vector<LaneState> lane_states() const;
+  // Runs the forward pass of a chunk of this rank twice, on what the last step has left in its
+  // input; whether all bits that it leaves are the same. Every step must have been waited for; the
+  // tensor ranks of a line call it together.
+  bool repeats(int chunk);
   // State after the last step that was waited for: what a checkpoint keeps.
   StepState next_state() const;
 
