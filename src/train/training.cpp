@@ -68,6 +68,8 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
           std::make_unique<Progress>(issued_, total_, deck.run.log_every, output_is_terminal());
     }
   }
+  if (!deck.trace.steps.empty())
+    recorder_.emplace(context_, control_, saver_.checkpoints().parent_path(), issued_);
   // Everybody is ready before the clock starts.
   control_.barrier();
   began_ = last_step_at_ = now_seconds();
@@ -87,7 +89,16 @@ void Training::report_skip(const StepState& state) {
   }
 }
 
+const BatchMemory& Training::next_batch() {
+  if (!loader_) return ring_.batches.front();
+  const double asked = now_seconds();
+  const BatchMemory& batch = loader_->next();
+  if (recorder_) recorder_->host_work(HostWork::data_wait, issued_ + 1, asked, now_seconds());
+  return batch;
+}
+
 void Training::finish_step() {
+  const double asked = now_seconds();
   const StepResult result = engine_.wait_for_step();
   if (loader_) loader_->release();
   ++waited_;
@@ -106,6 +117,11 @@ void Training::finish_step() {
       .seconds = at - last_step_at_,
       .skipped = result.state.skip != 0,
   };
+  if (recorder_) {
+    recorder_->host_work(HostWork::step_wait, waited_, asked, at);
+    recorder_->host_work(HostWork::step, waited_, last_step_at_, at);
+    recorder_->step_waited(engine_, waited_);
+  }
   last_step_at_ = at;
   longest_step_ = std::max(longest_step_, record.seconds);
   summary_.loss = record.loss;
@@ -193,15 +209,18 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
     const StepInputs inputs{learning_rate(deck.optimizer, issued_, total_), issued_,
                             samples_ + (issued_ - waited_) * deck.batch.global};
     // Whether a save has failed is known at different times on different ranks: they stop together.
-    engine_.issue(inputs, loader_ ? loader_->next() : ring_.batches.front(),
-                  stop_requested() || time_is_short() || saver_.failed());
+    const BatchMemory& batch = next_batch();
+    const double began = now_seconds();
+    engine_.issue(inputs, batch, stop_requested() || time_is_short() || saver_.failed());
     ++issued_;
+    if (recorder_) recorder_->host_work(HostWork::issue, issued_, began, now_seconds());
     // The host stays one step ahead of the device.
     if (issued_ - waited_ > 1) finish_step();
     if (issued_ < total_ && due(deck.eval.every_steps)) evaluate();
     if (issued_ < total_ && due(deck.checkpoint.every_steps)) save();
   }
   drain();
+  if (recorder_) recorder_->finish(engine_, waited_);
   finish_save();
   summary_.seconds = now_seconds() - began_;
   const bool finished = waited_ == total_;

@@ -8,6 +8,7 @@
 #include "voltapile/train/run_folder.hpp"
 #include "voltapile/train/trainer.hpp"
 
+#include "recorder.hpp"
 #include "saver.hpp"
 #include "session.hpp"
 
@@ -34,6 +35,7 @@ class Training {
   TrainSummary run(const std::optional<std::filesystem::path>& checkpoint);
 
  private:
+  const BatchMemory& next_batch();
   void start(const std::optional<std::filesystem::path>& checkpoint);
   void finish_step();
   void evaluate();  // where the deck has a test part
@@ -59,6 +61,7 @@ class Training {
   std::optional<Evaluator> evaluator_;
   BatchRing ring_;
   Saver saver_;
+  std::optional<Recorder> recorder_;  // with trace.steps
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Progress> progress_;

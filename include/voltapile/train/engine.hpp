@@ -13,6 +13,7 @@
 #include "voltapile/model/chunk_model.hpp"
 #include "voltapile/optim/optim.hpp"
 #include "voltapile/plan/plan.hpp"
+#include "voltapile/schedule/timeline.hpp"
 #include "voltapile/tensor/arena.hpp"
 #include "voltapile/trace/summary.hpp"
 
@@ -85,6 +86,9 @@ class Engine {
   Totals take_totals();
   // Timers of the last step, which no result holds; after drain().
   SummaryTimers last_timers() const;
+  // When each instruction of one training step ran, in program order, on now_seconds()'s clock.
+  // `step` is the one before the last that was waited for, or, after drain(), that one.
+  std::vector<Span> spans(int64_t step) const;
   // Waits until every lane is idle.
   void drain();
   // State after the last step that was waited for: what a checkpoint keeps.
