@@ -57,8 +57,8 @@ InstructionCost cost_of(const Plan& plan, const Instruction& instruction, int pp
     case Op::receive_gradient: return moved(of_chunk(Value::gradient));
     case Op::store_activation:
     case Op::fetch_activation: return moved(of_chunk(Value::saved));
-    case Op::gather_weights: return moved(of_chunk(Value::weights));
-    case Op::reduce_gradients: return moved(of_chunk(Value::gradients));
+    case Op::gather_weights: return moved(plan.mesh.dp > 1 ? of_chunk(Value::weights) : 0);
+    case Op::reduce_gradients: return moved(plan.mesh.dp > 1 ? of_chunk(Value::gradients) : 0);
     case Op::update: {
       // Reads gradients and state, writes state and weights.
       const auto shard = plan.shard_elements(instruction.chunk);
