@@ -107,13 +107,15 @@ class Report {
     fact("accounted",
          format("{} of the wall time on the rank with the least", show_percent(a.coverage)));
     if (a.transfers > 0) {
-      const std::string clock = a.skew_seconds > 0 ? format("agree within {}", show_seconds(a.skew_seconds))
-                                                   : std::string("are one machine's");
-      fact("clocks",
-           format("{}; {} of {} receives end before their send begins; a send is noticed at most {} "
-                  "after its receive",
-                  clock, a.impossible_transfers, show_grouped(a.transfers),
-                  show_seconds(std::max(0.0, a.longest_notice_seconds))));
+      const std::string clock = a.skew_seconds > 0
+                                    ? format("agree within {}", show_seconds(a.skew_seconds))
+                                    : std::string("are one machine's");
+      fact(
+          "clocks",
+          format("{}; {} of {} receives end before their send begins; a send is noticed at most {} "
+                 "after its receive",
+                 clock, a.impossible_transfers, show_grouped(a.transfers),
+                 show_seconds(std::max(0.0, a.longest_notice_seconds))));
     }
   }
 

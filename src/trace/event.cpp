@@ -14,6 +14,8 @@ std::string_view event_name(int32_t name) {
     case HostWork::data_wait: return "data_wait";
     case HostWork::issue: return "issue";
     case HostWork::step_wait: return "step_wait";
+    case HostWork::evaluate: return "evaluate";
+    case HostWork::save: return "save";
     case HostWork::publish: return "publish_trace";
     case HostWork::step: break;
   }

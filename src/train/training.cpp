@@ -140,6 +140,7 @@ void Training::evaluate() {
   drain();
   const double began = now_seconds();
   summary_.evaluation = evaluator_->run(waited_);
+  if (recorder_) recorder_->host_work(HostWork::evaluate, waited_ + 1, began, now_seconds());
   last_step_at_ += now_seconds() - began;  // not the next step's time
   if (!leads()) return;
   metrics_->add(*summary_.evaluation);
@@ -171,6 +172,7 @@ void Training::announce(const Saver::Saved& saved) {
 
 void Training::save() {
   drain();
+  const double stopped = now_seconds();
   finish_save();
   if (saved_ == waited_) return;
   const double began = now_seconds();
@@ -189,6 +191,7 @@ void Training::save() {
   });
   saver_.start(run, plan_.deck.checkpoint.keep_last);
   saved_ = waited_;
+  if (recorder_) recorder_->host_work(HostWork::save, waited_ + 1, stopped, now_seconds());
   last_step_at_ += now_seconds() - began;  // not the next step's time
 }
 

@@ -15,9 +15,10 @@ struct ChunkFlops {
 ChunkFlops flops_of(const Plan& plan, const Chunk& chunk);
 
 struct InstructionCost {
-  double flops = 0;   // of one tensor rank
-  int64_t bytes = 0;  // sent or received (a collective of several data ranks: the tensor's own
-                      // bytes), copied from the host, or, of norm and update, read and written; 0 of the model's layers
+  double flops = 0;  // of one tensor rank
+  // Sent or received (a collective of several data ranks: the tensor's own bytes), copied from the
+  // host, or, of norm and update, read and written; 0 of the model's layers.
+  int64_t bytes = 0;
 };
 // Of a training step's instruction, on one rank of pipeline rank `pp`.
 InstructionCost cost_of(const Plan& plan, const Instruction& instruction, int pp);

@@ -16,6 +16,8 @@ enum class HostWork : int32_t {
   data_wait = kOpCount,  // for the loader's batch
   issue,                 // enqueueing a step's instructions
   step_wait,             // for a step's norm
+  evaluate,              // between two steps
+  save,                  // copying a checkpoint's state, and waiting for the save before it
   publish,               // writing trace.h5, or handing rows to rank 0
   step,                  // from the end of the step before to the end of this one: its wall time
 };
