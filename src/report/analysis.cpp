@@ -98,35 +98,39 @@ std::vector<OperationShare> operations_of(const Trace& trace) {
   return shares;
 }
 
-// Seconds since the trace began, so that doubles keep nanoseconds.
-Timeline timeline_of(const Trace& trace) {
+// By step, in seconds since the trace began, so that doubles keep nanoseconds.
+std::map<int64_t, std::vector<Span>> spans_of(const Trace& trace) {
   int64_t begin = 0;
   for (const RankRecord& rank : trace.ranks)
     for (const TraceEvent& event : rank.events)
       begin = begin == 0 ? event.begin_ns : std::min(begin, event.begin_ns);
-  Timeline timeline;
+  std::map<int64_t, std::vector<Span>> steps;
   for (size_t rank = 0; rank < trace.ranks.size(); ++rank)
     for (const TraceEvent& event : trace.ranks[rank].events) {
       if (event.name >= kOpCount) continue;
       const Instruction instruction{static_cast<Op>(event.name), static_cast<Lane>(event.lane),
                                     static_cast<int16_t>(event.chunk),
                                     static_cast<int16_t>(event.micro)};
-      timeline.spans.push_back({static_cast<int>(rank), event.step, instruction,
-                                1e-9 * static_cast<double>(event.begin_ns - begin),
-                                1e-9 * static_cast<double>(event.end_ns - begin)});
+      steps[event.step].push_back({static_cast<int>(rank), event.step, instruction,
+                                   1e-9 * static_cast<double>(event.begin_ns - begin),
+                                   1e-9 * static_cast<double>(event.end_ns - begin)});
     }
-  return timeline;
+  return steps;
 }
 
 void add_bubble(Analysis& analysis, const Trace& trace, const Plan& plan) {
-  const Timeline timeline = timeline_of(trace);
-  // What the first step waits for, the updates before it, was not traced.
-  const int64_t first = analysis.first_step + (analysis.end_step - analysis.first_step > 1 ? 1 : 0);
+  const auto spans = spans_of(trace);
   int64_t steps = 0;
-  for (int64_t step = first; step < analysis.end_step; ++step) {
-    const bool traced = std::any_of(timeline.spans.begin(), timeline.spans.end(),
-                                    [&](const Span& span) { return span.step == step; });
-    if (!traced) continue;
+  for (const auto& [step, list] : spans) {
+    // What the first step waits for, the updates before it, was not traced.
+    if (spans.size() > 1 && !spans.contains(step - 1)) continue;
+    // Steps overlap with their neighbours only.
+    Timeline timeline;
+    for (int64_t near = step - 1; near <= step + 1; ++near) {
+      const auto at = spans.find(near);
+      if (at == spans.end()) continue;
+      timeline.spans.insert(timeline.spans.end(), at->second.begin(), at->second.end());
+    }
     const Bubble measured = bubble(timeline, trace.mesh.size(), step);
     analysis.bubble += measured.fraction;
     analysis.exposed_optimizer += measured.exposed_optimizer;

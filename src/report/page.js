@@ -156,8 +156,11 @@ function build() {
     if (!run.trace) continue;
     const suffix = runs.length > 1 ? `: ${run.name}` : '';
     const lanes = lanesView(run.trace, tip);
-    const left = run.trace.drawn < run.trace.of ?
-      ` The first ${run.trace.drawn} of ${run.trace.of} ranks.` : '';
+    let left = run.trace.last_step < run.trace.last_of ?
+      ` Drawn up to step ${run.trace.last_step} of ${run.trace.last_of}.` : '';
+    if (run.trace.drawn < run.trace.of) {
+      left += ` The first ${run.trace.drawn} of ${run.trace.of} ranks.`;
+    }
     root.append(section(`Lanes${suffix}`, 'Drag to move; click, then the wheel zooms, or pinch. ' +
       'Numbers are chunk.micro. A transfer\'s bar includes waiting for its peer.' + left, lanes.node));
     views.push(lanes);

@@ -31,6 +31,28 @@ std::string short_place(const RankRecord& rank) {
   return rank.place.substr(0, rank.place.find(" ("));
 }
 
+// The end of the steps, and the number of ranks, whose events a page can hold: all ranks of the
+// first steps, or, where not even one step of all fits, the first ranks of the first step.
+struct Drawn {
+  int64_t end_step;
+  size_t ranks;
+};
+Drawn what_to_draw(const Trace& trace) {
+  std::map<int64_t, size_t> events_of;
+  for (const RankRecord& rank : trace.ranks)
+    for (const TraceEvent& event : rank.events) ++events_of[event.step];
+  size_t events = 0;
+  int64_t end_step = trace.first_step();
+  for (const auto& [step, count] : events_of) {
+    events += count;
+    if (events > kMostDrawn) break;
+    end_step = step + 1;
+  }
+  if (end_step > trace.first_step()) return {end_step, trace.ranks.size()};
+  const size_t each = std::max<size_t>(1, events / trace.ranks.size());
+  return {end_step + 1, std::clamp<size_t>(kMostDrawn / each, 1, trace.ranks.size())};
+}
+
 }  // namespace
 
 Json lanes_data(const Trace& trace, const Plan& plan) {
@@ -39,13 +61,12 @@ Json lanes_data(const Trace& trace, const Plan& plan) {
   Json kinds = Json::array(), ranks = Json::array();
   const int64_t begin = begin_of(trace);
   const auto tenths = [](int64_t ns) { return (ns + 50) / 100; };
-  size_t drawn = 0, events = 0;
-  for (const RankRecord& rank : trace.ranks) {
-    events += rank.events.size();
-    if (drawn > 0 && events > kMostDrawn) break;
-    ++drawn;
+  const auto [end_step, drawn] = what_to_draw(trace);
+  for (size_t number = 0; number < drawn; ++number) {
+    const RankRecord& rank = trace.ranks[number];
     std::map<int64_t, std::vector<const TraceEvent*>> steps;
-    for (const TraceEvent& event : rank.events) steps[event.step].push_back(&event);
+    for (const TraceEvent& event : rank.events)
+      if (event.step < end_step) steps[event.step].push_back(&event);
     Json step_rows = Json::array();
     int64_t before = 0;
     for (auto& [step, list] : steps) {
@@ -72,8 +93,15 @@ Json lanes_data(const Trace& trace, const Plan& plan) {
   for (int32_t lane = 0; lane < kEventLanes; ++lane) lanes.push_back(std::string(event_lane(lane)));
   for (int chunk = 0; chunk < static_cast<int>(plan.chunks.size()); ++chunk)
     saved.push_back(value_bytes(plan, plan.train, Value::saved, chunk));
-  return {{"names", names}, {"lanes", lanes}, {"kinds", kinds},          {"ranks", ranks},
-          {"saved", saved}, {"drawn", drawn}, {"of", trace.ranks.size()}};
+  return {{"names", names},
+          {"lanes", lanes},
+          {"kinds", kinds},
+          {"ranks", ranks},
+          {"saved", saved},
+          {"drawn", drawn},
+          {"of", trace.ranks.size()},
+          {"last_step", end_step - 1},
+          {"last_of", trace.end_step() - 1}};
 }
 
 Json heat_data(const Trace& trace, const Plan& plan) {

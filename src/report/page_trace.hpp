@@ -7,10 +7,12 @@
 
 namespace voltapile {
 
-// {names, lanes, kinds: [[name, lane, chunk, micro, bytes, flops]...], drawn, of,
-//  saved: [bytes by chunk], ranks: [{place, host, steps: [[step, kind, begin, length, ...]...]}]}.
+// {names, lanes, kinds: [[name, lane, chunk, micro, bytes, flops]...], drawn, of, last_step,
+//  last_of, saved: [bytes by chunk], ranks: [{place, host, steps: [[step, kind, begin, length,
+//  ...]...]}]}.
 // Times are tenths of microseconds; a begin counts from the one before it, the first of a rank from
-// the trace's. Ranks beyond the first kMostDrawn events are left out: drawn < of.
+// the trace's. Of more than kMostDrawn events the last steps are left out (last_step < last_of),
+// and if one step has more, the last ranks (drawn < of).
 inline constexpr size_t kMostDrawn = 80'000;
 nlohmann::json lanes_data(const Trace& trace, const Plan& plan);
 // {layers: [name...], ranks: [place...], seconds: [[of layer][of rank]...], bytes}: of a step. A

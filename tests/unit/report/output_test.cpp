@@ -37,11 +37,11 @@ class RunFolderOnDisk : public ::testing::Test {
                               .seconds = 0.16});
     metrics.add(EvalRecord{.step = steps, .loss = 1.5, .top1 = 0.25, .top5 = 0.75, .samples = 16});
   }
-  void write_trace(const fs::path& folder) {
+  void write_trace(const fs::path& folder, int steps = 2) {
     const Plan plan = make_plan(deck_);
-    const Trace trace = test::simulated_trace(
-        plan,
-        simulate(plan.train.programs, plan.train.shape, test::uneven_costs(), 2, memory_of(plan)));
+    const Trace trace =
+        test::simulated_trace(plan, simulate(plan.train.programs, plan.train.shape,
+                                             test::uneven_costs(), steps, memory_of(plan)));
     TraceWriter writer(folder / "trace.h5", folder / "none", trace.mesh, trace.deck);
     for (const RankRecord& rank : trace.ranks) writer.add(rank);
     writer.finish();
@@ -138,6 +138,26 @@ TEST_F(RunFolderOnDisk, PageStandsAloneAndNoNameCanBreakIt) {
   EXPECT_EQ(run.at("trace").at("ranks").size(), 4u);
   EXPECT_EQ(run.at("heat").at("layers").size(), 10u);
   EXPECT_LT(html.size(), 300'000u);
+}
+
+TEST_F(RunFolderOnDisk, PageOfEightRanksAndFiveStepsIsUnderThreeMegabytes) {
+  deck_ = test::pipeline_deck("breadth_first");
+  deck_.model.depth = 40;
+  deck_.parallel.pipeline = 8;
+  deck_.parallel.chunks = 5;
+  deck_.batch = {.global = 64, .micro = 2};
+  write_deck_and_metrics(5000, folder_);
+  write_trace(folder_, 5);
+  EXPECT_LT(page({read_run(folder_)}).size(), 3'000'000u);
+}
+
+TEST_F(RunFolderOnDisk, PageLeavesOutStepsThatItCannotHoldAndSaysSo) {
+  write_deck_and_metrics(10, folder_);
+  write_trace(folder_, 500);
+  const std::string html = page({read_run(folder_)});
+  EXPECT_LT(html.size(), 3'000'000u);
+  EXPECT_NE(html.find("\"last_of\":504"), std::string::npos);
+  EXPECT_EQ(html.find("\"last_step\":504"), std::string::npos);
 }
 
 TEST_F(RunFolderOnDisk, FollowEndsWithTheRun) {
