@@ -83,7 +83,7 @@ def read(path):
 
 
 def event_file(lines, last_change):
-    """The bytes of an event file. Numbers that were not finite are null there, and left out here."""
+    """The bytes of an event file. Numbers that are not finite are null in the lines; left out."""
     time = last_change - sum(line["seconds"] or 0 for line in lines if line["kind"] == "train")
     out = [event(time, 0, field(3, b"brain.Event:2"))]
     for line in lines:

@@ -190,21 +190,20 @@ Found straggler(const Facts& f) {
       [](const auto& a, const auto& b) { return a.seconds_per_flop < b.seconds_per_flop; });
   const double factor = slowest->seconds_per_flop / median;
   if (!(factor >= kStraggler)) return {};
-  return Advice{
-      .rule = "straggler",
-      .title = format("{} is slow", slowest->place),
-      .evidence = format("on {} it takes {:.2f} times as long for the same FLOPs as the "
-                         "median rank, and the others wait for it",
-                         slowest->host, factor),
-      .key = "run.threads",
-      .change = f.device == DeviceKind::cpu
-                    ? format("fewer, if ranks share cores on {}; else leave this machine out "
-                             "(submit --more=--exclude={})",
-                             slowest->host, slowest->host)
-                    : format("nothing: look at clocks and temperature of {}, or leave it out "
-                             "(submit --more=--exclude={})",
-                             slowest->host, slowest->host),
-      .gain = f.compute_busy * (1 - 1 / factor)};
+  const bool on_cpu = f.device == DeviceKind::cpu;
+  return Advice{.rule = "straggler",
+                .title = format("{} is slow", slowest->place),
+                .evidence = format("on {} it takes {:.2f} times as long for the same FLOPs as the "
+                                   "median rank, and the others wait for it",
+                                   slowest->host, factor),
+                .key = on_cpu ? "run.threads" : "submit --more",
+                .change = on_cpu
+                              ? format("fewer, if ranks share cores on {}; else leave it out with "
+                                       "submit --more=--exclude={}",
+                                       slowest->host, slowest->host)
+                              : format("--exclude={}, unless its clocks or temperature explain it",
+                                       slowest->host),
+                .gain = f.compute_busy * (1 - 1 / factor)};
 }
 
 Found headroom(const Facts& f) {

@@ -258,6 +258,37 @@ def test_page_shows_curves_and_lanes(traced, page, width, theme):
     assert count(image, accent) > 500, "no curves"
 
 
+# Looks for an event below the pointer, row by row, then zooms to one step.
+TOUCH = """<script>
+const canvas = document.querySelector('canvas'), box = canvas.getBoundingClientRect();
+const found = new Set();
+for (let y = 2; y < box.height; y += 4) {
+  for (let x = 110; x < box.width; x += 3) {
+    canvas.dispatchEvent(new PointerEvent('pointermove',
+      { clientX: box.left + x, clientY: box.top + y, pointerId: 1 }));
+    const tip = document.getElementById('tip');
+    if (tip.style.display === 'block') found.add(tip.firstChild.textContent);
+  }
+}
+const before = Number(canvas.dataset.drawn);
+const steps = document.querySelector('select');
+steps.value = '6';
+steps.dispatchEvent(new Event('change'));
+requestAnimationFrame(() => requestAnimationFrame(() => {
+  document.title = [...found].sort().join(' ') + ' | ' + (Number(canvas.dataset.drawn) - before);
+}));
+</script></body>"""
+
+
+def test_pointer_names_events_and_a_step_is_zoomed_to(traced, page):
+    touched = traced.folder / "touched.html"
+    touched.write_text(page.read_text().replace("</body>", TOUCH))
+    dom = browse(traced.folder, touched, "--dump-dom", "--window-size=1280,900")
+    names, drawn = re.search(r"<title>(.*) \| ([0-9]+)</title>", dom).groups()
+    assert {"forward", "backward", "receive_activation", "norm", "evaluate"} <= set(names.split())
+    assert int(drawn) >= 1
+
+
 def test_page_compares_two_runs(traced, page):
     traced.good("train", traced.deck(), "--fresh", "--set", "batch.micro=4", *TRACED, ranks=4)
     both = traced.folder / "both.html"

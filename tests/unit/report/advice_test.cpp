@@ -157,6 +157,9 @@ TEST(Advice, StragglerAndItsHost) {
   EXPECT_NE(advice.title.find("rank 5"), std::string::npos);
   EXPECT_NE(advice.evidence.find("node5"), std::string::npos);
   EXPECT_NEAR(advice.gain, 0.9 / 3, 1e-9);
+  EXPECT_EQ(advice.key, "submit --more");
+  loud.device = DeviceKind::cpu;
+  EXPECT_EQ(expect_rule("straggler", quiet, loud).key, "run.threads");
 }
 
 TEST(Advice, MemoryHeadroom) {
