@@ -77,6 +77,11 @@ class Report {
                               show_grouped(static_cast<int64_t>(speed.samples_per_second + 0.5)),
                               show_seconds(speed.step_seconds), speed.steps));
     fact("", spark(rates, columns_ - 20));
+    const double flops = model_flops(run_.plan);
+    fact("arithmetic",
+         format("{}/s, {}/s a rank; the model's {} a step, recomputation left out",
+                show_flops(flops / speed.step_seconds),
+                show_flops(flops / speed.step_seconds / run_.plan.mesh.size()), show_flops(flops)));
     const auto skipped = std::count_if(train.begin(), train.end(),
                                        [](const TrainRecord& record) { return record.skipped; });
     if (skipped > 0) fact("skipped", format("{} steps: their gradient was not finite", skipped));

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "voltapile/base/format.hpp"
+#include "voltapile/plan/costs.hpp"
 
 namespace voltapile {
 namespace {
@@ -64,6 +65,13 @@ std::string spark(const std::vector<double>& values, size_t columns) {
     text += kBars[static_cast<size_t>(std::lround(height * 7))];
   }
   return text;
+}
+
+double model_flops(const Plan& plan) {
+  double micro = 0;
+  for (const Chunk& chunk : plan.chunks) micro += flops_of(plan, chunk).model();
+  return micro * static_cast<double>(plan.deck.batch.global) /
+         static_cast<double>(plan.deck.batch.micro);
 }
 
 std::string show_percent(double share) { return format("{:.1f} %", 100 * share); }

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "voltapile/plan/plan.hpp"
 #include "voltapile/train/metrics.hpp"
 
 namespace voltapile {
@@ -15,6 +16,9 @@ Throughput throughput(const std::vector<TrainRecord>& train);
 
 // Bars of `columns` cells at most, each the mean of the finite values in it: "▇▆▅▃▂▁".
 std::string spark(const std::vector<double>& values, size_t columns);
+
+// Multiply-adds of a step's samples through the model, counted as two; recomputation left out.
+double model_flops(const Plan& plan);
 
 std::string show_percent(double share);  // "12.3 %"
 

@@ -23,12 +23,13 @@ function table(head, rows) {
 function curves(runs) {
   const several = runs.length > 1;
   const of = (group, column) => runs.map((run, i) => ({
-    name: several ? run.name : '', x: run[group].step, y: run[group][column], color: RUN_COLORS[i],
+    name: several ? run.name : '', x: run[group].step, y: run[group][column], color: RUN_COLORS[i], dash: i > 0,
   }));
   const accuracy = runs.flatMap((run, i) => (run.eval.step.length === 0 ? [] : [
-    { name: (several ? run.name + ' ' : '') + 'top-1', x: run.eval.step, y: run.eval.top1, color: RUN_COLORS[i] },
+    { name: (several ? run.name + ' ' : '') + 'top-1', x: run.eval.step, y: run.eval.top1, color: RUN_COLORS[i],
+      dash: i > 0 },
     { name: (several ? run.name + ' ' : '') + 'top-5', x: run.eval.step, y: run.eval.top5,
-      color: several ? RUN_COLORS[i] : RUN_COLORS[1] }]));
+      color: several ? RUN_COLORS[i] : RUN_COLORS[1], dash: i > 0 }]));
   const plots = [
     curve('training loss', '', of('metrics', 'loss')),
     curve('test accuracy', '%', accuracy),

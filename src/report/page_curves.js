@@ -94,7 +94,7 @@ function curve(title, unit, series, options) {
     });
     svg.append(make('path', {
       d: path, fill: 'none', stroke: s.color, 'stroke-width': 1.8, 'stroke-linejoin': 'round',
-      class: 'curve',
+      class: 'curve', 'stroke-dasharray': s.dash ? '7 4' : 'none',
     }));
     if (s.x.length <= 40) {
       s.x.forEach((x, i) => {

@@ -84,7 +84,9 @@ Json facts_for_page(const Run& run) {
     fact("steps", show_grouped(train.back().step) +
                       (plan.deck.run.steps ? " of " + show_grouped(*plan.deck.run.steps) : ""));
     fact("loss", format("{:.4f}", train.back().loss));
-    fact("samples/s", format("{:.1f}", throughput(train).samples_per_second));
+    const Throughput speed = throughput(train);
+    fact("samples/s", format("{:.1f}", speed.samples_per_second));
+    fact("a rank", show_flops(model_flops(plan) / speed.step_seconds / plan.mesh.size()) + "/s");
   }
   if (!run.metrics.eval.empty()) fact("test top-1", show_percent(run.metrics.eval.back().top1));
   fact("checkpoint", run.checkpoint ? format("step {}", run.checkpoint_step) : std::string("none"));

@@ -56,7 +56,7 @@ TEST_F(RunFolderOnDisk, TellsWhatThereIsAndWhatIsMissing) {
   write_deck_and_metrics(10, folder_);
   std::string text = describe(read_run(folder_));
   for (const char* part : {"10 of 10", "3.0000 at step 1", "0.3000 at step 10", "100 samples/s",
-                           "top-1 25.00 %", "none yet", "Nothing was traced"})
+                           "arithmetic", "top-1 25.00 %", "none yet", "Nothing was traced"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   write_trace(folder_);
   text = describe(read_run(folder_));
@@ -173,6 +173,18 @@ TEST(Spark, DrawsMeansAndLeavesGaps) {
   EXPECT_EQ(spark({0, 0, 7, 7}, 2), "▁█");
   EXPECT_EQ(spark({0, std::nan(""), 1}, 10), "▁ █");
   EXPECT_EQ(spark({}, 10), "");
+}
+
+TEST(ModelFlops, AreThoseOfAStepWhateverTheMesh) {
+  Deck deck = test::sample_deck();
+  const Plan one = make_plan(deck);
+  // Blocks' matrices, attention, patches without a pixel gradient, head.
+  const double blocks = 4 * (4 * 32 * 32 + 2 * 32 * 64), tokens = 16;
+  const double sample =
+      6 * blocks * tokens + 4 * 12 * tokens * tokens * 32 + 4 * 48 * 32 * tokens + 6 * 32 * 10;
+  EXPECT_NEAR(model_flops(one) / (8 * sample), 1, 1e-9);
+  deck.parallel.pipeline = deck.parallel.data = deck.parallel.tensor = 2;
+  EXPECT_NEAR(model_flops(make_plan(deck)) / model_flops(one), 1, 1e-12);
 }
 
 TEST(Throughput, IsTheMedianOfTheLastSteps) {
