@@ -1,4 +1,5 @@
 #include <chrono>
+#include <optional>
 #include <ostream>
 #include <system_error>
 #include <thread>
@@ -21,22 +22,20 @@ bool is_done(const Run& run) {
 void follow(const std::filesystem::path& folder, std::ostream& out, bool terminal,
             const std::function<bool()>& stop) {
   const std::filesystem::path lines = folder / "metrics.jsonl";
-  std::uintmax_t shown = 0;
-  int looks = kLooksBetweenPages;
-  while (true) {
+  std::optional<std::uintmax_t> shown;  // bytes of the lines when the page was made
+  for (int looks = kLooksBetweenPages;; ++looks) {
     std::error_code none;
     const std::uintmax_t size = std::filesystem::file_size(lines, none);
-    if (!none && size != shown && looks >= kLooksBetweenPages) {
+    if (shown != (none ? 0 : size) && looks >= kLooksBetweenPages) {
       const Run run = read_run(folder);
       // On a terminal each page replaces the one before.
       out << (terminal ? "\x1b[H\x1b[2J" : "") << describe(run) << std::flush;
-      shown = size;
+      shown = none ? 0 : size;
       looks = 0;
       if (is_done(run)) return;
     }
     if (stop()) return;
     std::this_thread::sleep_for(kLook);
-    ++looks;
   }
 }
 

@@ -88,6 +88,11 @@ TEST_F(RunFolderOnDisk, PerfettoFileKeepsTheTraceEventFormat) {
   const auto json = nlohmann::json::parse(file);
   std::map<std::string, int> phases;
   std::map<int64_t, double> sent;
+  std::map<std::tuple<int, int, int64_t>, int> span_ends;  // (rank, lane, tenths of microseconds)
+  const auto end_of = [](const nlohmann::json& event, double time) {
+    return std::tuple(event.at("pid").get<int>(), event.at("tid").get<int>(),
+                      std::llround(time * 10));
+  };
   for (const auto& event : json.at("traceEvents")) {
     const std::string phase = event.at("ph");
     ++phases[phase];
@@ -100,9 +105,13 @@ TEST_F(RunFolderOnDisk, PerfettoFileKeepsTheTraceEventFormat) {
     if (phase == "X") {
       EXPECT_GE(event.at("dur").get<double>(), 0);
       EXPECT_TRUE(event.at("args").at("step").is_number_integer());
+      ++span_ends[end_of(event, event.at("ts").get<double>() + event.at("dur").get<double>())];
     }
     if (phase == "s") sent[event.at("id")] = event.at("ts");
-    if (phase == "f") { EXPECT_GE(event.at("ts").get<double>(), sent.at(event.at("id"))) << event; }
+    if (phase == "f") {
+      EXPECT_GE(event.at("ts").get<double>(), sent.at(event.at("id"))) << event;
+      EXPECT_TRUE(span_ends.contains(end_of(event, event.at("ts")))) << event;
+    }
   }
   size_t events = 0;
   for (const RankRecord& rank : run.trace->ranks) events += rank.events.size();
@@ -166,6 +175,20 @@ TEST_F(RunFolderOnDisk, FollowEndsWithTheRun) {
   follow(folder_, out, false, [] { return false; });
   EXPECT_NE(out.str().find("10 of 10"), std::string::npos);
   EXPECT_EQ(out.str().find('\x1b'), std::string::npos);
+  EXPECT_THROW(follow(root_ / "nowhere", out, false, [] { return false; }), Error);
+}
+
+TEST_F(RunFolderOnDisk, FollowShowsWhatIsAddedAndStopsWhenItIsAsked) {
+  write_deck_and_metrics(4, folder_);
+  std::ostringstream out;
+  int looks = 0;
+  follow(folder_, out, true, [&] {
+    if (++looks == 1) write_deck_and_metrics(6, folder_);
+    return out.str().find("6 of 10") != std::string::npos || looks > 100;
+  });
+  EXPECT_NE(out.str().find("4 of 10"), std::string::npos);
+  EXPECT_NE(out.str().find("6 of 10"), std::string::npos);
+  EXPECT_NE(out.str().find("\x1b[2J"), std::string::npos);
 }
 
 TEST(Spark, DrawsMeansAndLeavesGaps) {
