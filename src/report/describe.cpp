@@ -101,6 +101,9 @@ class Report {
     const Analysis& a = *run_.analysis;
     heading(format("Recorded steps {} to {}: {} a step on {} rank{}", a.first_step, a.end_step - 1,
                    show_seconds(a.step_seconds), a.ranks.size(), a.ranks.size() == 1 ? "" : "s"));
+    if (run_.trace->first_step() < a.first_step)
+      fact("earlier", format("steps from {} on were recorded too; --perfetto exports all",
+                             run_.trace->first_step()));
     if (run_.plan.mesh.pp > 1) {
       fact("bubble", format("{} measured; {} simulated with the measured times; {} by the formula "
                             "for equal chunks",

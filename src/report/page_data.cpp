@@ -157,10 +157,10 @@ Json page_data(const Run& run) {
   if (!run.analysis) return data;
   data["analysis"] = analysis_of(*run.analysis, run.plan.mesh.pp > 1);
   data["operations"] = operations_for_page(*run.analysis);
-  data["trace"] = lanes_data(*run.trace, run.plan);
-  data["heat"] = heat_data(*run.trace, run.plan);
-  data["memory"] = memory_data(*run.trace);
-  data["samples"] = samples_data(*run.trace);
+  data["trace"] = lanes_data(*run.window, run.plan);
+  data["heat"] = heat_data(*run.window, run.plan);
+  data["memory"] = memory_data(*run.window);
+  data["samples"] = samples_data(*run.window);
   return data;
 }
 

@@ -25,7 +25,10 @@ Run read_run(const std::filesystem::path& folder) {
     deck = parse_deck(run.trace->deck, (folder / "trace.h5").string());
   }
   run.plan = make_plan(deck);
-  if (run.trace && run.trace->end_step() > 0) run.analysis = analyse(*run.trace, run.plan);
+  if (run.trace && run.trace->end_step() > 0) {
+    run.window = run.trace->last_window();
+    run.analysis = analyse(*run.window, run.plan);
+  }
   run.checkpoint = latest_checkpoint(folder / "checkpoints");
   if (run.checkpoint) run.checkpoint_step = read_run_state(*run.checkpoint).step;
   run.advice = advise(facts_of(run));

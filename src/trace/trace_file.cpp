@@ -24,6 +24,20 @@ int64_t Trace::end_step() const {
   return end;
 }
 
+Trace Trace::last_window() const {
+  std::set<int64_t> steps;
+  for (const RankRecord& rank : ranks)
+    for (const TraceEvent& event : rank.events) steps.insert(event.step);
+  int64_t first = end_step() - 1;
+  while (steps.contains(first - 1)) --first;
+  Trace window = *this;
+  for (RankRecord& rank : window.ranks) {
+    std::erase_if(rank.events, [&](const TraceEvent& event) { return event.step < first; });
+    std::erase_if(rank.samples, [&](const HostSample& sample) { return sample.step < first; });
+  }
+  return window;
+}
+
 Trace read_trace(const std::filesystem::path& path) {
   const h5::File file = h5::File::open(path);
   Trace trace;

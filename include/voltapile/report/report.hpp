@@ -71,8 +71,9 @@ struct Run {
   std::string name;
   Plan plan;  // of the trace's deck, or else the folder's
   MetricLines metrics;
-  std::optional<Trace> trace;
-  std::optional<Analysis> analysis;
+  std::optional<Trace> trace;        // all that was recorded
+  std::optional<Trace> window;       // its last steps without a gap, which are looked at
+  std::optional<Analysis> analysis;  // of the window
   std::optional<std::filesystem::path> checkpoint;  // latest
   int64_t checkpoint_step = 0;
   std::vector<Advice> advice;  // largest gain first

@@ -21,6 +21,8 @@ struct Trace {
   std::vector<RankRecord> ranks;
   int64_t first_step() const;  // of the first event; 0 without one
   int64_t end_step() const;    // one past the last
+  // The last steps that follow each other without a gap, with everything of theirs.
+  Trace last_window() const;
 };
 
 // Error(bad_data) when the file is damaged, of a later version, or lacks a dataset. Events whose

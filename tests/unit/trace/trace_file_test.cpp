@@ -99,6 +99,17 @@ TEST_F(TraceFile, RefusesDamageAndLaterVersionsWithTheFilesName) {
   EXPECT_NE(message().find("format_version 2"), std::string::npos) << message();
 }
 
+TEST_F(TraceFile, LastWindowIsWhatFollowsTheLastGap) {
+  write({1, 1, 1}, {record_of(0, 2, 5)});
+  write({1, 1, 1}, {record_of(0, 9, 12)});
+  const Trace window = read_trace(path_).last_window();
+  EXPECT_EQ(window.first_step(), 9);
+  EXPECT_EQ(window.end_step(), 12);
+  EXPECT_EQ(window.ranks.front().events, record_of(0, 9, 12).events);
+  EXPECT_EQ(window.ranks.front().samples, record_of(0, 9, 12).samples);
+  EXPECT_EQ(window.last_window().first_step(), 9);
+}
+
 TEST(RankRecord, TravelsAsBytes) {
   const RankRecord record = record_of(3, 1, 4);
   EXPECT_EQ(unpack(pack(record)), record);
