@@ -30,6 +30,7 @@
 
 #include "checkpoint_commands.hpp"
 #include "node_commands.hpp"
+#include "report_command.hpp"
 
 namespace voltapile {
 namespace {
@@ -48,6 +49,7 @@ struct Arguments {
   std::string hardware_file;  // to write
   DType export_type = DType::f32;
   Compared compared = Compared::weights;
+  ReportArguments report;
 };
 
 constexpr const char* kExamples = R"(
@@ -339,6 +341,14 @@ int run(int argc, char** argv) {
   diff->add_flag_callback(
       "--moments", [&] { arguments.compared = Compared::weights_and_moments; },
       "the optimizer's moments as well as the weights");
+  CLI::App* look = app.add_subcommand(
+      "report", "what a run did and where its time went, with advice: tables, or a page");
+  look->add_option("folder", arguments.report.folder, "a run folder")->required();
+  look->add_option("other", arguments.report.other, "a second run, to compare");
+  look->add_option("--html", arguments.report.html, "write one self-contained page");
+  look->add_option("--perfetto", arguments.report.perfetto,
+                   "write the trace for ui.perfetto.dev (JSON)");
+  look->add_flag("--follow", arguments.report.follow, "again whenever the run goes on");
   CLI::App* bench = app.add_subcommand(
       "bench", "measure this machine, every kernel and a training step (may be under mpirun)");
   bench->add_option("--device", arguments.bench.device, "cpu or cuda; default: cpu")
@@ -380,6 +390,7 @@ int run(int argc, char** argv) {
                                 arguments.fresh));
     if (diff->parsed())
       return as_int(show_difference(arguments.folder, arguments.other, arguments.compared));
+    if (look->parsed()) return as_int(report(arguments.report));
     return as_int(verify(arguments.folder));
   } catch (const Error& error) {
     log::error(format("error: {}", error.what()));

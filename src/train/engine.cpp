@@ -229,6 +229,20 @@ SummaryTimers Engine::last_timers() const {
   return timers;
 }
 
+std::vector<Span> Engine::spans(int64_t step) const {
+  VP_CHECK(impl_->first_step <= step && step < impl_->waited && step + 2 >= impl_->waited,
+           "spans of step {} are asked for after step {}", step, impl_->waited - 1);
+  const RankContext& context = impl_->context;
+  const int rank = context.plan().mesh.rank(context.coord());
+  std::vector<Span> spans;
+  spans.reserve(impl_->program.size());
+  for (size_t i = 0; i < impl_->program.size(); ++i) {
+    const Clocked& clock = impl_->clock_of(i, static_cast<size_t>(step % kRing));
+    spans.push_back({rank, step, impl_->program[i].instruction, clock.begin, clock.end});
+  }
+  return spans;
+}
+
 void Engine::drain() {
   for (Lane lane : impl_->lanes)
     impl_->device.wait_on_host(impl_->device.record(impl_->device.stream(lane)));

@@ -68,6 +68,8 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
           std::make_unique<Progress>(issued_, total_, deck.run.log_every, output_is_terminal());
     }
   }
+  if (!deck.trace.steps.empty())
+    recorder_.emplace(context_, control_, saver_.checkpoints().parent_path(), issued_);
   // Everybody is ready before the clock starts.
   control_.barrier();
   began_ = last_step_at_ = now_seconds();
@@ -94,7 +96,16 @@ void Training::report_skip(const StepState& state) {
   }
 }
 
+const BatchMemory& Training::next_batch() {
+  if (!loader_) return ring_.batches.front();
+  const double asked = now_seconds();
+  const BatchMemory& batch = loader_->next();
+  if (recorder_) recorder_->host_work(HostWork::data_wait, issued_ + 1, asked, now_seconds());
+  return batch;
+}
+
 void Training::finish_step() {
+  const double asked = now_seconds();
   const StepResult result = engine_.wait_for_step();
   if (loader_) loader_->release();
   ++waited_;
@@ -113,6 +124,11 @@ void Training::finish_step() {
       .seconds = at - last_step_at_,
       .skipped = result.state.skip != 0,
   };
+  if (recorder_) {
+    recorder_->host_work(HostWork::step_wait, waited_, asked, at);
+    recorder_->host_work(HostWork::step, waited_, last_step_at_, at);
+    recorder_->step_waited(engine_, waited_);
+  }
   last_step_at_ = at;
   longest_step_ = std::max(longest_step_, record.seconds);
   const bool first = watch_.stage() == Stage::first_step;
@@ -138,6 +154,7 @@ void Training::evaluate() {
   if (averaged) show_weights(context_, Shown::averaged);
   summary_.evaluation = evaluator_->run(waited_);
   if (averaged) show_weights(context_, Shown::master);
+  if (recorder_) recorder_->host_work(HostWork::evaluate, waited_ + 1, began, now_seconds());
   last_step_at_ += now_seconds() - began;  // not the next step's time
   if (!leads()) return;
   metrics_->add(*summary_.evaluation);
@@ -182,6 +199,7 @@ void Training::announce(const Saver::Saved& saved) {
 
 void Training::save() {
   drain();
+  const double stopped = now_seconds();
   finish_save();
   if (saved_ == waited_) return;
   check_integrity();  // what is wrong is not saved
@@ -204,6 +222,7 @@ void Training::save() {
   saved_ = waited_;
   // The state itself is being written.
   if (plan_.deck.memory.optimizer == Home::host) finish_save();
+  if (recorder_) recorder_->host_work(HostWork::save, waited_ + 1, stopped, now_seconds());
   last_step_at_ += now_seconds() - began;  // not the next step's time
 }
 
@@ -226,9 +245,11 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
     const StepInputs inputs{learning_rate(deck.optimizer, issued_, total_), issued_,
                             samples_ + (issued_ - waited_) * deck.batch.global};
     // Whether a save has failed is known at different times on different ranks: they stop together.
-    engine_.issue(inputs, loader_ ? loader_->next() : ring_.batches.front(),
-                  stop_requested() || time_is_short() || saver_.failed());
+    const BatchMemory& batch = next_batch();
+    const double began = now_seconds();
+    engine_.issue(inputs, batch, stop_requested() || time_is_short() || saver_.failed());
     ++issued_;
+    if (recorder_) recorder_->host_work(HostWork::issue, issued_, began, now_seconds());
     // The host stays one step ahead of the device.
     if (issued_ - waited_ > 1) finish_step();
     if (issued_ < total_ && due(deck.eval.every_steps)) evaluate();
@@ -236,6 +257,7 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
     if (issued_ < total_ && due(deck.checkpoint.every_steps)) save();
   }
   drain();
+  if (recorder_) recorder_->finish(engine_, waited_);
   finish_save();
   summary_.seconds = now_seconds() - began_;
   const bool finished = waited_ == total_;

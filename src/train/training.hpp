@@ -9,6 +9,7 @@
 #include "voltapile/train/trainer.hpp"
 
 #include "integrity.hpp"
+#include "recorder.hpp"
 #include "saver.hpp"
 #include "session.hpp"
 
@@ -40,6 +41,7 @@ class Training {
 
  private:
   void look(RankState& state) const;  // from the watch's thread
+  const BatchMemory& next_batch();
   void start(const std::optional<std::filesystem::path>& checkpoint);
   void finish_step();
   void evaluate();         // where the deck has a test part
@@ -68,6 +70,7 @@ class Training {
   BatchRing ring_;
   Saver saver_;
   std::optional<Integrity> integrity_;
+  std::optional<Recorder> recorder_;  // with trace.steps
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Progress> progress_;

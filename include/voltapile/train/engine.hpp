@@ -16,6 +16,7 @@
 #include "voltapile/model/chunk_model.hpp"
 #include "voltapile/optim/optim.hpp"
 #include "voltapile/plan/plan.hpp"
+#include "voltapile/schedule/timeline.hpp"
 #include "voltapile/tensor/arena.hpp"
 #include "voltapile/trace/summary.hpp"
 #include "voltapile/watch/rank_state.hpp"
@@ -125,6 +126,9 @@ class Engine {
   Totals take_totals();
   // Timers of the last step, which no result holds; after drain().
   SummaryTimers last_timers() const;
+  // When each instruction of one training step ran, in program order, on now_seconds()'s clock.
+  // `step` is the one before the last that was waited for, or, after drain(), that one.
+  std::vector<Span> spans(int64_t step) const;
   // Waits until every lane is idle.
   void drain();
   // What the lanes are at: for each that has work, its first instruction that has not ended. From
