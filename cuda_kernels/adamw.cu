@@ -130,7 +130,28 @@ void adamw_all(const Gpu& gpu, const G* gradients, float* master, float* m, floa
   VP_LAUNCHED();
 }
 
+// One pass over memory, 12 bytes an element.
+__global__ void __launch_bounds__(kThreads)
+    average_kernel(const float* __restrict__ x, float keep, float rest, const StepState* state,
+                   float* __restrict__ average, int64_t n) {
+  if (state->skip != 0) return;
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < n; i += step)
+    average[i] = fmaf(keep, average[i], rest * x[i]);
+}
+
 }  // namespace
+
+void CudaKernels::average(TensorView x, double decay, const StepState* state, TensorView average,
+                          Stream& stream) {
+  shapes::average(x, average);
+  if (x.elements() == 0) return;
+  const auto keep = static_cast<float>(decay);
+  const int64_t most = int64_t{context_.gpu().multiprocessors} * (2048 / kThreads) * 4;
+  average_kernel<<<blocks_for(x.elements(), kThreads, most), kThreads, 0, handle_of(stream)>>>(
+      as<const float>(x), keep, 1 - keep, state, as<float>(average), x.elements());
+  VP_LAUNCHED();
+}
 
 void CudaKernels::adamw(TensorView gradients, TensorView master, TensorView m, TensorView v,
                         TensorView weights, std::span<const Range> decayed, const AdamW& rules,

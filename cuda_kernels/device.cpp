@@ -2,6 +2,9 @@
 #include <unordered_map>
 #include <utility>
 
+#include <cublasLt.h>
+#include <nccl.h>
+
 #include "voltapile/base/clock.hpp"
 #include "voltapile/base/units.hpp"
 #include "voltapile/device/host/memory.hpp"
@@ -58,6 +61,16 @@ class CudaDevice final : public Device {
   }
 
   std::string pci_address() const override { return context_.gpu().bus_id; }
+  std::vector<std::pair<std::string, std::string>> versions() const override {
+    int driver = 0, runtime = 0, nccl = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    ncclGetVersion(&nccl);
+    return {{"CUDA driver", format("{}.{}", driver / 1000, driver % 1000 / 10)},
+            {"CUDA", format("{}.{}", runtime / 1000, runtime % 1000 / 10)},
+            {"cuBLASLt", format("{}", cublasLtGetVersion())},
+            {"NCCL", format("{}.{}.{}", nccl / 10000, nccl % 10000 / 100, nccl % 100)}};
+  }
 
   Buffer allocate(size_t bytes, std::string_view what) override {
     context_.enter();

@@ -62,6 +62,7 @@ class DeviceCommunicator : public Communicator {
   }
   void poll_error() override { host().poll_error(); }
   void abort(const std::string& why) override { host().abort(why); }
+  Calls calls() const override { return host_->calls(); }
 
  protected:
   // The same, of more than one rank and with something to move; no transfer with itself.

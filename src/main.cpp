@@ -29,6 +29,8 @@
 #include "voltapile/train/trainer.hpp"
 
 #include "checkpoint_commands.hpp"
+#include "node_commands.hpp"
+#include "report_command.hpp"
 
 namespace voltapile {
 namespace {
@@ -48,6 +50,7 @@ struct Arguments {
   DType export_type = DType::f32;
   Depth depth = Depth::files;
   Compared compared = Compared::weights;
+  ReportArguments report;
 };
 
 constexpr const char* kExamples = R"(
@@ -177,8 +180,11 @@ DeckLoader loader(const Arguments& arguments) {
 
 ExitCode run_training(const Arguments& arguments, MpiSession& session) {
   catch_stop_signals();
-  const TrainOptions options{
-      .fresh = arguments.fresh, .check = require_trainable, .began = arguments.began};
+  const TrainOptions options{.fresh = arguments.fresh,
+                             .check = require_trainable,
+                             .began = arguments.began,
+                             .watch = watch_options(session),
+                             .facts = launcher_facts()};
   const TrainSummary summary = train(loader(arguments), session.world(), options);
   if (session.rank() == 0) print_summary(arguments, session.size(), summary);
   return summary.code;
@@ -196,7 +202,9 @@ ExitCode run_evaluation(const Arguments& arguments, MpiSession& session) {
                        checkpoint.string()));
   };
   const EvalRecord record =
-      evaluate(loader(arguments), session.world(), {.check = check}, [&] { return checkpoint; });
+      evaluate(loader(arguments), session.world(),
+               {.check = check, .watch = watch_options(session), .facts = launcher_facts()},
+               [&] { return checkpoint; });
   log::info(format("{}: step {}, test loss {:.4f}, top-1 {:.2f} %, top-5 {:.2f} % of {} pictures",
                    checkpoint.string(), record.step, record.loss, 100 * record.top1,
                    100 * record.top5, show_grouped(record.samples)));
@@ -306,6 +314,8 @@ int run(int argc, char** argv) {
   CLI::App* ranks = with_deck(app.add_subcommand("ranks", "print how many ranks the deck needs"));
   CLI::App* status = with_deck(app.add_subcommand(
       "status", "how far the deck's run is; exit code 0 when it is finished, else 75"));
+  CLI::App* doctor = app.add_subcommand(
+      "doctor", "look at this node: GPUs, limits, MPI, variables; exit code 5 for a problem");
   CLI::App* submit = with_deck(app.add_subcommand(
       "submit", "print the line that hands the run to this cluster's queue, or run it (--go)"));
   add_submit_options(*submit, arguments);
@@ -335,6 +345,14 @@ int run(int argc, char** argv) {
   diff->add_flag_callback(
       "--moments", [&] { arguments.compared = Compared::weights_and_moments; },
       "the optimizer's moments as well as the weights");
+  CLI::App* look = app.add_subcommand(
+      "report", "what a run did and where its time went, with advice: tables, or a page");
+  look->add_option("folder", arguments.report.folder, "a run folder")->required();
+  look->add_option("other", arguments.report.other, "a second run, to compare");
+  look->add_option("--html", arguments.report.html, "write one self-contained page");
+  look->add_option("--perfetto", arguments.report.perfetto,
+                   "write the trace for ui.perfetto.dev (JSON)");
+  look->add_flag("--follow", arguments.report.follow, "again whenever the run goes on");
   CLI::App* bench = app.add_subcommand(
       "bench", "measure this machine, every kernel and a training step (may be under mpirun)");
   bench->add_option("--device", arguments.bench.device, "cpu or cuda; default: cpu")
@@ -366,6 +384,7 @@ int run(int argc, char** argv) {
   try {
     if (plan->parsed()) return as_int(show_plan(arguments));
     if (ranks->parsed()) return as_int(show_ranks(arguments));
+    if (doctor->parsed()) return as_int(show_node());
     if (status->parsed()) return as_int(show_status(arguments));
     if (submit->parsed()) return as_int(show_submission(arguments));
     if (save->parsed())
@@ -375,6 +394,7 @@ int run(int argc, char** argv) {
                                 arguments.fresh));
     if (diff->parsed())
       return as_int(show_difference(arguments.folder, arguments.other, arguments.compared));
+    if (look->parsed()) return as_int(report(arguments.report));
     return as_int(verify(arguments.folder, arguments.depth));
   } catch (const Error& error) {
     log::error(format("error: {}", error.what()));

@@ -102,6 +102,14 @@ std::string show_count(double count) {
   return unit == 0 ? format("{:.0f}", count) : format("{}{}", digits3(count), kUnits[unit]);
 }
 
+std::string show_flops(double flops) {
+  static constexpr std::string_view kUnits[] = {"FLOP",  "kFLOP", "MFLOP", "GFLOP",
+                                                "TFLOP", "PFLOP", "EFLOP", "ZFLOP"};
+  size_t unit = 0;
+  while (flops >= 999.5 && unit + 1 < std::size(kUnits)) flops /= 1e3, ++unit;
+  return format("{:.3g} {}", flops, kUnits[unit]);
+}
+
 std::string show_grouped(int64_t count) {
   std::string text = format("{}", count < 0 ? -count : count);
   for (int64_t at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3)

@@ -47,6 +47,13 @@ Case adamw(Workbench& b) {
           }};
 }
 
+Case average(Workbench& b) {
+  const int64_t n = b.sizes().parameters;
+  const TensorView x = b.acc({n}), mean = b.acc({n});
+  const StepState* const state = b.state();
+  return {"average", {n}, [=, &b] { b.kernels().average(x, 0.999, state, mean, b.stream()); }};
+}
+
 Case fill(Workbench& b) {
   const int64_t n = b.sizes().parameters;
   const TensorView t = b.acc({n});
@@ -69,7 +76,7 @@ Case add(Workbench& b) {
 }  // namespace
 
 std::vector<Prepare> optimizer_cases() {
-  return {sum_squares, finish_norm, adamw, fill, cast, add};
+  return {sum_squares, finish_norm, adamw, average, fill, cast, add};
 }
 
 }  // namespace voltapile::bench

@@ -14,11 +14,6 @@ std::string show_rate(double bytes_per_second) {
   return format("{:.1f} GB/s", 1e-9 * bytes_per_second);
 }
 
-std::string show_flops(double flops) {
-  return flops < 1e12 ? format("{:.1f} GFLOP", 1e-9 * flops)
-                      : format("{:.2f} TFLOP", 1e-12 * flops);
-}
-
 std::string show_shape(const std::vector<int64_t>& shape) {
   std::vector<std::string> extents;
   for (const int64_t extent : shape) extents.push_back(std::to_string(extent));

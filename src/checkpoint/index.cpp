@@ -96,7 +96,7 @@ void check_covered_once(const Parameter& parameter, std::vector<h5::Box> boxes) 
 }
 
 void write_tensor(const Parameter& parameter, const std::vector<Source>& sources, h5::Group& model,
-                  h5::Group& m, h5::Group& v) {
+                  std::map<std::string, h5::Group>& optimizer) {
   std::vector<h5::VirtualPart> parts;
   std::vector<h5::Box> boxes;
   for (const auto& [shard, piece] : sources) {
@@ -109,11 +109,9 @@ void write_tensor(const Parameter& parameter, const std::vector<Source>& sources
   }
   check_covered_once(parameter, std::move(boxes));
   model.create_virtual(parameter.name, parameter.shape, parts);
-  for (auto* group : {&m, &v}) {
-    for (h5::VirtualPart& part : parts) {
-      part.dataset = (group == &m ? "/m/" : "/v/") + parameter.name;
-    }
-    group->create_virtual(parameter.name, parameter.shape, parts);
+  for (auto& [state, group] : optimizer) {
+    for (h5::VirtualPart& part : parts) part.dataset = "/" + state + "/" + parameter.name;
+    group.create_virtual(parameter.name, parameter.shape, parts);
   }
 }
 
@@ -207,10 +205,12 @@ void write_index(const std::filesystem::path& folder, const RunState& state,
     h5::Group tensors = file.create_group("model");
     h5::Group optimizer = file.create_group("optimizer");
     h5::Group master = optimizer.create_group("master");
-    h5::Group m = optimizer.create_group("m");
-    h5::Group v = optimizer.create_group("v");
+    std::map<std::string, h5::Group> states;
+    for (const char* state : {"m", "v"}) states.emplace(state, optimizer.create_group(state));
+    if (std::any_of(reports.begin(), reports.end(), [](const auto& r) { return r.ema; }))
+      states.emplace("ema", optimizer.create_group("ema"));
     for (const Parameter& parameter : model) {
-      write_tensor(parameter, sources[parameter.name], tensors, m, v);
+      write_tensor(parameter, sources[parameter.name], tensors, states);
       master.link(parameter.name, "/model/" + parameter.name);
     }
     VP_CHECK(sources.size() == model.size(), "pieces of {} tensors for a model of {}",
@@ -259,6 +259,8 @@ h5::Group open_state(const Index& index, const std::string& state) {
   return state == "master" ? index.file.open_group("model")
                            : index.file.open_group("optimizer").open_group(state);
 }
+
+bool has_averages(const Index& index) { return index.file.open_group("optimizer").exists("ema"); }
 
 std::string size_fault(const std::filesystem::path& checkpoint, const ShardEntry& shard) {
   const std::filesystem::path path = checkpoint / shard.file;

@@ -40,8 +40,11 @@ std::vector<StoredRange> read_ranges(const Index& index, size_t shard);
 // Error(bad_data) when the file is missing, damaged or of another format version.
 Index open_index(const std::filesystem::path& checkpoint);
 
-// Where index.h5 keeps a state ("master", "m", "v") of the parameters.
+// Where index.h5 keeps a state ("master", "m", "v", "ema") of the parameters.
 h5::Group open_state(const Index& index, const std::string& state);
+
+// Whether it has "ema", averaged weights.
+bool has_averages(const Index& index);
 
 // What is wrong with one shard's presence or size; empty = nothing.
 std::string size_fault(const std::filesystem::path& checkpoint, const ShardEntry& shard);

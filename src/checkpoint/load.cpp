@@ -54,12 +54,14 @@ void load_checkpoint(const std::filesystem::path& checkpoint, const PieceOwner& 
   const h5::Group master = open_state(index, "master");
   const h5::Group m = open_state(index, "m");
   const h5::Group v = open_state(index, "v");
+  const h5::Group ema = open_state(index, has_averages(index) ? "ema" : "master");
   for (const Piece& piece : pieces) {
     const auto mappings =
         map_piece(*piece.parameter, owner.tp, owner.tp_rank, piece.begin, piece.end);
     if (piece.master) load_tensor(master, piece, mappings, piece.master, remark);
     if (piece.m) load_tensor(m, piece, mappings, piece.m, remark);
     if (piece.v) load_tensor(v, piece, mappings, piece.v, remark);
+    if (piece.ema) load_tensor(ema, piece, mappings, piece.ema, remark);
   }
 }
 

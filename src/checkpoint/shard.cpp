@@ -18,8 +18,8 @@ struct State {
   const char* group;
   TensorView Piece::*view;
 };
-constexpr std::array<State, 3> kStates = {
-    {{"master", &Piece::master}, {"m", &Piece::m}, {"v", &Piece::v}}};
+constexpr std::array<State, 4> kStates = {
+    {{"master", &Piece::master}, {"m", &Piece::m}, {"v", &Piece::v}, {"ema", &Piece::ema}}};
 
 std::span<const float> stored_values(const Piece& piece, const State& state, int64_t extent) {
   const TensorView& view = piece.*state.view;
@@ -88,14 +88,16 @@ ShardReport write_shard(const std::filesystem::path& folder, int rank, int64_t s
   h5::File file = h5::File::create(path);
   file.set_attribute("step", step);
   file.set_attribute("rank", int64_t{rank});
-  for (const State& state : kStates) file.create_group(state.group);
+  report.ema = !pieces.empty() && pieces.front().ema;
+  const std::span<const State> states(kStates.data(), report.ema ? kStates.size() : 3);
+  for (const State& state : states) file.create_group(state.group);
   for (const Piece& piece : pieces) {
     const auto mappings =
         map_piece(*piece.parameter, owner.tp, owner.tp_rank, piece.begin, piece.end);
     const int64_t extent = mapped_extent(mappings);
     if (extent == 0) continue;
     report.pieces.push_back({piece.parameter->name, piece.begin, piece.begin + extent});
-    for (const State& state : kStates) {
+    for (const State& state : states) {
       may_go_on();
       const auto values = stored_values(piece, state, extent);
       h5::Dataset dataset = file.open_group(state.group)
@@ -122,10 +124,14 @@ std::string to_text(const ShardReport& report) {
   nlohmann::json ranges = nlohmann::json::array();
   for (const StoredRange& r : report.ranges)
     ranges.push_back({r.dataset, r.begin, r.end, r.digest});
-  return nlohmann::json{
-      {"file", report.file},   {"bytes", report.bytes},           {"digest", report.digest},
-      {"tp", report.owner.tp}, {"tp_rank", report.owner.tp_rank}, {"pieces", pieces},
-      {"ranges", ranges}}
+  return nlohmann::json{{"file", report.file},
+                        {"bytes", report.bytes},
+                        {"digest", report.digest},
+                        {"tp", report.owner.tp},
+                        {"tp_rank", report.owner.tp_rank},
+                        {"pieces", pieces},
+                        {"ranges", ranges},
+                        {"ema", report.ema}}
       .dump();
 }
 
@@ -134,6 +140,7 @@ ShardReport shard_report(const std::string& text) {
   ShardReport report;
   report.file = json.at("file");
   report.bytes = json.at("bytes");
+  report.ema = json.at("ema");
   report.digest = json.at("digest");
   report.owner = {json.at("tp"), json.at("tp_rank")};
   for (const auto& p : json.at("pieces")) report.pieces.push_back({p.at(0), p.at(1), p.at(2)});

@@ -20,6 +20,7 @@ struct StoredRange {
   std::string digest;
 };
 struct ShardReport {
+  bool ema = false;  // averaged weights as well
   std::string file;
   int64_t bytes = 0;
   std::string digest;

@@ -43,7 +43,9 @@ void verify_tensors(const Index& index, Verification& found) {
   const std::string remark = allow_open_files(index.shards.size());
   std::vector<float> slab;
   std::vector<std::string> tensors;
-  for (const char* state : {"master", "m", "v"}) {
+  std::vector<std::string> states = {"master", "m", "v"};
+  if (has_averages(index)) states.emplace_back("ema");
+  for (const std::string& state : states) {
     try {
       const h5::Group group = open_state(index, state);
       const std::vector<std::string> names = group.names();

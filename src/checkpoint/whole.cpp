@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "shard_faults.hpp"
+
 namespace voltapile {
 
 WholeTensors::WholeTensors(const std::filesystem::path& checkpoint)
     : index_(open_index(checkpoint)) {
-  for (const ShardEntry& shard : index_.shards) {
-    const std::string fault = size_fault(checkpoint, shard);
+  for (size_t shard = 0; shard < index_.shards.size(); ++shard) {
+    const std::string fault = shard_fault(checkpoint, index_, shard);
     if (!fault.empty()) throw Error(ExitCode::bad_data, fault + "; use another checkpoint");
   }
   remark_ = allow_open_files(index_.shards.size());

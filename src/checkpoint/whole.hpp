@@ -10,7 +10,8 @@ namespace voltapile {
 
 class WholeTensors {
  public:
-  // Error(bad_data) when the index is damaged or a shard is missing or of another size.
+  // Error(bad_data) when the index is damaged or a shard's bytes are not those
+  // that were saved: all of them are read.
   explicit WholeTensors(const std::filesystem::path& checkpoint);
 
   const RunState& state() const { return index_.state; }

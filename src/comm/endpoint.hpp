@@ -37,12 +37,20 @@ class Endpoint {
   std::string label() const;
   void set_label(const std::string& name, const std::string& place);
 
+  Communicator::Calls calls() const {
+    const uint64_t ended = ended_.load();  // first: never more than have begun
+    return {last_.load(), begun_.load(), ended};
+  }
+
   // Held during a call: refuses it after a failure, finds use from two lanes at once, and gives
   // label() its call.
   class Turn {
    public:
     Turn(Endpoint& endpoint, const char* call);
-    ~Turn() { endpoint_.call_.store(nullptr); }
+    ~Turn() {
+      endpoint_.call_.store(nullptr);
+      endpoint_.ended_.fetch_add(1);
+    }
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
 
@@ -52,7 +60,8 @@ class Endpoint {
 
  private:
   const int rank_, size_;
-  std::atomic<const char*> call_{nullptr};
+  std::atomic<const char*> call_{nullptr}, last_{""};
+  std::atomic<uint64_t> begun_{0}, ended_{0};
   mutable std::mutex mutex_;  // guards the two names
   std::string name_ = "world", place_;
 };

@@ -90,6 +90,7 @@ class HostCommunicator final : public Communicator {
 
   void poll_error() override { endpoint_->throw_if_lost(); }
   void abort(const std::string& why) override { endpoint_->abort(why); }
+  Calls calls() const override { return endpoint_->calls(); }
 
  private:
   template <class Work>
@@ -140,6 +141,8 @@ Endpoint::Turn::Turn(Endpoint& endpoint, const char* call) : endpoint_(endpoint)
     endpoint.call_.store(nullptr);
     throw;
   }
+  endpoint.last_.store(call);
+  endpoint.begun_.fetch_add(1);
 }
 
 std::unique_ptr<Communicator> make_communicator(std::shared_ptr<Endpoint> endpoint) {

@@ -90,6 +90,25 @@ void add_run(Schema& schema) {
                    "try them on a later GPU.",
            .on_resume = OnResume::may_change,
            .words = "sm_70=volta v100=volta"});
+  run.add(
+      "hang_timeout", &R::hang_timeout_seconds, WordOr{"auto", Seconds{}},
+      {.fallback = literal("\"auto\""),
+       .help = "A job in which nothing moves for this time while it trains is ended with exit "
+               "code 5, and the rank that holds it up is named; ten times as long counts where "
+               "no step is measured (start, first step, evaluation, saving). \"auto\": 20 times "
+               "the longest step, at least a minute; half an hour where none is measured.",
+       .on_resume = OnResume::may_change,
+       .also = "timeout watchdog hang_limit"});
+  run.add(
+      "check_every_steps", &R::check_every_steps, Integer{0, 1'000'000'000},
+      {.fallback = literal("0"),
+       .unit = "steps",
+       .help = "Steps between checks for silent corruption, which are also made before each "
+               "checkpoint: state that several ranks hold is compared bit by bit, and one chunk "
+               "of each rank is computed twice. A difference ends the run with exit code 5 and "
+               "names the rank. 0 turns them off.",
+       .on_resume = OnResume::may_change,
+       .also = "check_steps integrity"});
 }
 
 void add_model(Schema& schema) {

@@ -191,7 +191,8 @@ void add_data_and_output(Schema& schema) {
   trace.add("steps", &T::steps, StepWindow{},
             {.fallback = literal("\"\""),
              .unit = "steps",
-             .help = "Steps to record, the end left out.",
+             .help = "Steps to record into trace.h5, counted from 1 as in metrics.jsonl, the end "
+                     "left out.",
              .on_resume = OnResume::may_change,
              .also = "window"});
 }

@@ -104,6 +104,21 @@ void add_optimizer(Schema& schema) {
                "0: each holds all of them.",
        .on_resume = OnResume::may_change,
        .also = "zero_stage"});
+  optimizer.add(
+      "moments", &O::moments,
+      Choice<MomentStore>{{{"f32", MomentStore::f32}, {"int8", MomentStore::int8}}},
+      {.fallback = literal("\"f32\""),
+       .help = "Type in which moments are kept. \"int8\": a byte each and a scale a block of "
+               "256, for an optimizer on host or nvme.",
+       .on_resume = OnResume::may_change,
+       .also = "state_dtype optimizer_bits"});
+  optimizer.add(
+      "ema", &O::ema, Number{0, 1, Edge::closed, Edge::open},
+      {.fallback = literal("0.0"),
+       .help = "Keep a moving average of the weights, of which each step leaves this share "
+               "(0.9999, say), and evaluate it in their place. 0: none.",
+       .on_resume = OnResume::may_change,
+       .also = "ema_decay model_ema"});
 }
 
 void add_memory(Schema& schema) {

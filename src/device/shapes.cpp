@@ -251,6 +251,11 @@ void adamw(const TensorView& gradients, const TensorView& master, const TensorVi
   expect("adamw", "weights", weights, weights.dtype, n);
 }
 
+void average(const TensorView& x, const TensorView& average) {
+  VP_CHECK(x.dtype == DType::f32 || x.dtype == DType::f64, "average: x of {}", name_of(x.dtype));
+  expect("average", "average", average, x.dtype, x.elements());
+}
+
 void quantise(std::string_view operation, const TensorView& numbers, const TensorView& codes,
               const TensorView& scales) {
   VP_CHECK(numbers && is_float(numbers.dtype), "{}: numbers are {} {}", operation,

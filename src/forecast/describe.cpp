@@ -1,21 +1,13 @@
 #include <algorithm>
 
+#include "voltapile/base/text_table.hpp"
 #include "voltapile/base/units.hpp"
 #include "voltapile/forecast/forecast.hpp"
 
 #include "memory_table.hpp"
-#include "table.hpp"
 
 namespace voltapile {
 namespace {
-
-std::string show_flops(double flops) {
-  static constexpr std::string_view kUnits[] = {"FLOP",  "kFLOP", "MFLOP", "GFLOP",
-                                                "TFLOP", "PFLOP", "EFLOP", "ZFLOP"};
-  size_t unit = 0;
-  while (flops >= 999.5 && unit + 1 < std::size(kUnits)) flops /= 1e3, ++unit;
-  return format("{:.3g} {}", flops, kUnits[unit]);
-}
 
 std::string percent(double fraction) { return format("{:.1f} %", 100 * fraction); }
 std::string plural(int64_t count, std::string_view noun) {

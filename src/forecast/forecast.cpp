@@ -3,41 +3,10 @@
 #include <algorithm>
 
 #include "voltapile/device/device.hpp"
+#include "voltapile/plan/costs.hpp"
 
 namespace voltapile {
 namespace {
-
-// Of one micro-batch in one chunk, all tensor ranks together.
-struct ChunkFlops {
-  Flops flops;
-  double recompute = 0;
-  double model() const { return flops.forward + flops.backward_input + flops.backward_weight; }
-};
-
-ChunkFlops flops_of(const Plan& plan, const Chunk& chunk) {
-  const Architecture& a = plan.architecture;
-  const int64_t micro = plan.train.sizes.micro;
-  ChunkFlops sum;
-  const auto layer_flops = [&](int layer) {
-    return flops(a, a.layers[static_cast<size_t>(layer)], micro);
-  };
-  for (int l = chunk.first_layer; l < chunk.end_layer; ++l) {
-    const Flops f = layer_flops(l);
-    sum.flops.forward += f.forward;
-    sum.flops.backward_input += f.backward_input;
-    sum.flops.backward_weight += f.backward_weight;
-  }
-  if (chunk.segment_layers == 0) return sum;
-  // A segment's last product is not needed again, unless LayerScale's gradient reads it.
-  const double last_product = 2.0 * static_cast<double>(micro) * static_cast<double>(a.tokens()) *
-                              static_cast<double>(a.model.dim) * static_cast<double>(a.model.mlp);
-  for (const Segment& segment : segments(a, layers_of(chunk))) {
-    for (int l = segment.first_layer; l < segment.end_layer; ++l)
-      sum.recompute += layer_flops(l).forward;
-    if (a.model.layer_scale == 0) sum.recompute -= last_product;
-  }
-  return sum;
-}
 
 double activation_bytes(const Plan& plan) {
   size_t most = 0;
@@ -170,9 +139,6 @@ std::vector<std::string> not_trainable(const Plan& plan) {
            : format_ == DataFormat::tar  ? "tar"
                                          : "hdf5",
            "this version cannot read it yet", "use \"idx\" or \"synthetic\"");
-  if (!deck.trace.steps.empty())
-    refuse("trace.steps", deck.trace.steps, "this version cannot record traces yet",
-           "leave it empty");
   return messages;
 }
 

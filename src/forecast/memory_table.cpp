@@ -2,9 +2,8 @@
 
 #include <algorithm>
 
+#include "voltapile/base/text_table.hpp"
 #include "voltapile/base/units.hpp"
-
-#include "table.hpp"
 
 namespace voltapile {
 namespace {

@@ -128,6 +128,9 @@ void check_homes(const Deck& deck, Faults& faults) {
                  "needs memory.nvme_dir, a folder on a fast disk of each machine that runs a rank");
   };
   needs_dir("memory.optimizer", memory.optimizer);
+  if (deck.optimizer.moments == MomentStore::int8 && memory.optimizer == Home::device)
+    faults.add("optimizer.moments", "\"int8\"",
+               "is for an optimizer on the host: set memory.optimizer to \"host\" or \"nvme\"");
   needs_dir("memory.weights", memory.weights);
 }
 

@@ -11,11 +11,6 @@ constexpr size_t kAlignment = 256;
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-size_t state_bytes(const Plan& plan, int chunk) {
-  const DType acc = accumulate_type(plan.deck.precision.type);
-  return 3 * static_cast<size_t>(plan.shard_elements(chunk)) * bytes_of(acc);
-}
-
 class MemoryTable {
  public:
   void add(std::string name, size_t bytes, Home home = Home::device) {
@@ -86,13 +81,36 @@ size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk_
     case Value::reduced:
       if (plan.reduced_in_place) return 0;
       return static_cast<size_t>(plan.shard_elements(chunk_number)) * bytes_of(plan.gradient_store);
-    case Value::state: return state_bytes(plan, chunk_number);
+    case Value::state: return state_layout(plan, chunk_number).bytes;
     case Value::workspace:
       return chunk_workspace(plan.architecture, layers_of(chunk), phase.sizes, phase.training)
           .bytes;
     default: break;
   }
   VP_CHECK(false, "{} has no size", name_of(value));
+}
+
+StateLayout state_layout(const Plan& plan, int chunk) {
+  const DType acc = accumulate_type(plan.deck.precision.type);
+  const int64_t n = plan.shard_elements(chunk);
+  const int64_t blocks = (n + StoredPiece::kBlock - 1) / StoredPiece::kBlock;
+  StateLayout layout;
+  const auto add = [&](StatePart part, DType dtype, int64_t elements) {
+    layout.parts[static_cast<size_t>(part)] = {layout.bytes, dtype, elements};
+    layout.bytes += aligned(static_cast<size_t>(elements) * bytes_of(dtype));
+  };
+  add(StatePart::master, acc, n);
+  if (plan.deck.optimizer.moments == MomentStore::f32) {
+    add(StatePart::m, acc, n);
+    add(StatePart::v, acc, n);
+  } else {
+    add(StatePart::m_codes, DType::u8, n);
+    add(StatePart::m_scales, DType::f32, blocks);
+    add(StatePart::v_codes, DType::u8, n);
+    add(StatePart::v_scales, DType::f32, blocks);
+  }
+  if (plan.deck.optimizer.ema > 0) add(StatePart::ema, acc, n);
+  return layout;
 }
 
 int64_t StoredLayout::drawn_blocks() const {
@@ -137,7 +155,7 @@ std::vector<MemoryLine> Plan::memory(int pp_rank) const {
   for (int c = 0; c < train.shape.chunks.chunks(); ++c) {
     if (chunks[static_cast<size_t>(c)].rank != pp_rank) continue;
     weights += static_cast<size_t>(shard_elements(c)) * bytes_of(deck.precision.type);
-    state += state_bytes(*this, c);
+    state += value_bytes(*this, train, Value::state, c);
   }
   MemoryTable table;
   const auto add_pool = [&](std::string_view name, Value value, bool transit = false) {
@@ -156,20 +174,34 @@ std::vector<MemoryLine> Plan::memory(int pp_rank) const {
   if (homes.weights == Home::host) add_persistent(weights_name, Value::host_weights);
   else add_pool(weights_name, Value::host_weights, true);
   if (homes.weights == Home::nvme) table.add(weights_name, weights, Home::nvme);
+  const bool quantised = deck.optimizer.moments == MomentStore::int8;
+  const std::string moments = quantised ? "8 bits" : acc;
+  const std::pair<std::string, std::vector<StatePart>> kept[] = {
+      {"master weights (" + acc + ")", {StatePart::master}},
+      {"first moments m (" + moments + ")",
+       {StatePart::m, StatePart::m_codes, StatePart::m_scales}},
+      {"second moments v (" + moments + ")",
+       {StatePart::v, StatePart::v_codes, StatePart::v_scales}},
+      {"averaged weights (" + acc + ")", {StatePart::ema}}};
   const ValuePool& states = buffers.pool(Value::state);
-  size_t left = buffers.bytes(Value::state);
-  for (const std::string_view name : {"master weights", "first moments m", "second moments v"}) {
-    const std::string typed = format("{} ({})", name, acc);
-    const bool last = name.starts_with("second");
-    const size_t here = last ? left : buffers.bytes(Value::state) / 3;
-    left -= here;
+  size_t unnamed = buffers.bytes(Value::state);
+  for (const auto& [name, parts] : kept) {
+    size_t own = 0;  // of all chunks
+    for (int c = 0; c < train.shape.chunks.chunks(); ++c) {
+      if (chunks[static_cast<size_t>(c)].rank != pp_rank) continue;
+      const StateLayout layout = state_layout(*this, c);
+      for (StatePart part : parts)
+        own += static_cast<size_t>(layout[part].elements) * bytes_of(layout[part].dtype);
+    }
     if (homes.optimizer == Home::nvme) {
-      table.add(typed, state / 3, Home::nvme);
-      table.add(in_transit(typed, states.slot_bytes.size()), here, states.home);
+      table.add(name, own, Home::nvme);
     } else {
-      table.add(typed, here, states.home);
+      table.add(name, own, states.home);
+      unnamed -= own;
     }
   }
+  if (homes.optimizer == Home::nvme) add_pool("optimizer state", Value::state, true);
+  else table.add("gaps between them", unnamed, states.home);
   add_pool("gradients (" + acc + ")", Value::gradients);
   const std::string reduced = format("reduced gradients ({})", name_of(gradient_store));
   add_pool(reduced, Value::reduced);

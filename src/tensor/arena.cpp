@@ -1,20 +1,50 @@
 #include "voltapile/tensor/arena.hpp"
 
+#include <numeric>
+
 #include "voltapile/base/error.hpp"
+#include "voltapile/base/units.hpp"
 
 namespace voltapile {
+namespace {
+
+size_t bytes_of(const ValuePool& pool) {
+  return std::accumulate(pool.slot_bytes.begin(), pool.slot_bytes.end(), size_t{0});
+}
+
+// Which pools this rank holds where one more was refused, and which were to come.
+std::string report(const BufferPlan& buffers, const ValuePool& refused) {
+  std::string held, missing;
+  bool reached = false;
+  for (const ValuePool& pool : buffers.pools) {
+    reached |= &pool == &refused;
+    if (pool.home != refused.home || bytes_of(pool) == 0) continue;
+    std::string& list = reached ? missing : held;
+    list += format("{}{} {}", list.empty() ? "" : ", ", name_of(pool.value),
+                   show_bytes(static_cast<double>(bytes_of(pool))));
+  }
+  return format("; this rank held {}, and needs {}; `voltapile plan` names the keys that take less",
+                held.empty() ? "nothing yet" : held, missing);
+}
+
+}  // namespace
+
 Arena::Arena(Device& device, const BufferPlan& buffers, ThreadPool& host) : plan_(&buffers) {
   Pools pools;
   std::vector<Buffer> storage;
   for (const ValuePool& pool : buffers.pools) {
-    size_t bytes = 0;
-    for (size_t slot : pool.slot_bytes) bytes += slot;
+    const size_t bytes = bytes_of(pool);
     std::byte* next = nullptr;
     if (bytes > 0) {
       const std::string_view what = name_of(pool.value);
-      storage.push_back(pool.home == Home::device    ? device.allocate(bytes, what)
-                        : pool.value == Value::state ? device.allocate_compute(bytes, what, host)
-                                                     : device.allocate_host(bytes, what));
+      try {
+        storage.push_back(pool.home == Home::device    ? device.allocate(bytes, what)
+                          : pool.value == Value::state ? device.allocate_compute(bytes, what, host)
+                                                       : device.allocate_host(bytes, what));
+      } catch (const Error& error) {
+        if (error.code() != ExitCode::does_not_fit) throw;
+        throw Error(error.code(), std::string(error.what()) + report(buffers, pool));
+      }
       next = storage.back().data();
     }
     std::vector<std::byte*> slots;

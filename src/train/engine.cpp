@@ -130,6 +130,7 @@ void Engine::Impl::issue(const StepInputs* inputs, const BatchMemory& batch, int
     *host = *inputs;
     device.copy(&state(issued)->inputs, host, sizeof(StepInputs), device.stream(Lane::compute));
   }
+  show_next_step();
   for (size_t i = 0; i < program.size(); ++i) {
     const BoundInstruction& bound = program[i];
     const auto lane = static_cast<size_t>(bound.instruction.lane);
@@ -173,6 +174,7 @@ Engine::~Engine() { impl_->device.wait_until_idle(); }
 void Engine::set_state(const StepState& state) {
   drain();
   impl_->issued = impl_->waited = impl_->first_step = state.inputs.step;
+  impl_->first_shown = impl_->end_shown = state.inputs.step;
   auto* host = reinterpret_cast<StepState*>(impl_->host_states.data());
   for (int i = 0; i < kRing; ++i) host[i] = state;
   Stream& compute = impl_->device.stream(Lane::compute);
@@ -225,6 +227,20 @@ SummaryTimers Engine::last_timers() const {
   if (impl_->waited > impl_->first_step)
     impl_->add_clocks(static_cast<size_t>((impl_->waited - 1) % kRing), timers);
   return timers;
+}
+
+std::vector<Span> Engine::spans(int64_t step) const {
+  VP_CHECK(impl_->first_step <= step && step < impl_->waited && step + 2 >= impl_->waited,
+           "spans of step {} are asked for after step {}", step, impl_->waited - 1);
+  const RankContext& context = impl_->context;
+  const int rank = context.plan().mesh.rank(context.coord());
+  std::vector<Span> spans;
+  spans.reserve(impl_->program.size());
+  for (size_t i = 0; i < impl_->program.size(); ++i) {
+    const Clocked& clock = impl_->clock_of(i, static_cast<size_t>(step % kRing));
+    spans.push_back({rank, step, impl_->program[i].instruction, clock.begin, clock.end});
+  }
+  return spans;
 }
 
 void Engine::drain() {

@@ -13,18 +13,24 @@ void Engine::Impl::update(int chunk, Lane lane, Stream& stream) {
     return;
   }
   const Range own = context.shard(chunk);
-  kernels.adamw(context.reduced(chunk), context.master(chunk), context.m(chunk), context.v(chunk),
+  const TensorView master = context.state(chunk, StatePart::master);
+  kernels.adamw(context.reduced(chunk), master, context.state(chunk, StatePart::m),
+                context.state(chunk, StatePart::v),
                 context.weights(chunk).slice_flat(own.begin, own.end),
                 chunks[static_cast<size_t>(chunk)].decayed, rules, state(issued), stream);
+  if (const TensorView average = context.state(chunk, StatePart::ema))
+    kernels.average(master, plan.deck.optimizer.ema, state(issued), average, stream);
 }
 
 void Engine::Impl::update_on_host(int chunk, int ring) {
   host::adamw(context.host_pool(),
               {.gradients = context.host_gradients(chunk),
-               .master = context.master(chunk),
-               .m = context.m(chunk),
-               .v = context.v(chunk),
-               .ema = {},
+               .master = context.state(chunk, StatePart::master),
+               .m = context.state(chunk, StatePart::m),
+               .v = context.state(chunk, StatePart::v),
+               .moments = context.moments(chunk),
+               .ema = context.state(chunk, StatePart::ema),
+               .ema_decay = plan.deck.optimizer.ema,
                .weights = context.host_weights(chunk),
                .decayed = chunks[static_cast<size_t>(chunk)].decayed,
                .rules = rules,

@@ -47,7 +47,13 @@ struct ChunkParts {
 
 // When an instruction ran, marked by its lane.
 struct Clocked {
-  double begin = 0, end = 0;
+  double begin = 0, end = 0;  // 0: not yet
+  static bool is_marked(double& mark) {
+    return std::atomic_ref<double>(mark).load(std::memory_order_relaxed) != 0;
+  }
+  static void clear(double& mark) {
+    std::atomic_ref<double>(mark).store(0, std::memory_order_relaxed);
+  }
 };
 
 struct Engine::Impl {
@@ -63,6 +69,7 @@ struct Engine::Impl {
   void load_batch(int chunk, int micro, const BatchMemory& batch, Stream& stream);
   void exchange(const Instruction& instruction, Stream& stream);
   int64_t rank_samples() const;
+  void show_next_step();
   void add_clocks(size_t ring, SummaryTimers& timers) const;
   void reduce_gradients(int chunk, Stream& stream);
   void norm(Stream& stream, Votes votes);
@@ -106,6 +113,8 @@ struct Engine::Impl {
   TensorView slots, summed, first_bad, loss, correct;
   std::array<Event, kRing> step_end;
   int64_t issued = 0, waited = 0, first_step = 0;
+  bool shows_lanes = false;
+  std::atomic<int64_t> first_shown{0}, end_shown{0};  // steps that lane_states() looks at
 };
 
 }  // namespace voltapile

@@ -116,6 +116,18 @@ void write_column(h5::Group& group, const char* name, const char* units,
 
 }  // namespace
 
+MetricLines read_metrics(const std::filesystem::path& run_dir) {
+  std::ifstream in(run_dir / "metrics.jsonl", std::ios::binary);
+  MetricLines lines;
+  for (std::string line; std::getline(in, line) && !in.eof();) {
+    const auto record = parse_line(line);
+    if (!record) continue;
+    if (const auto* train = std::get_if<TrainRecord>(&*record)) lines.train.push_back(*train);
+    if (const auto* eval = std::get_if<EvalRecord>(&*record)) lines.eval.push_back(*eval);
+  }
+  return lines;
+}
+
 int64_t last_recorded_step(const std::filesystem::path& run_dir) {
   std::ifstream in(run_dir / "metrics.jsonl", std::ios::binary);
   int64_t last = 0;

@@ -82,24 +82,22 @@ TensorView RankContext::host_gradients(int chunk) const {
   return {arena_.at(Value::host_gradients, chunk, -1), plan_.gradient_store, {own.end - own.begin}};
 }
 
-// Master weights and moments lie one after the other in the chunk's state slot.
-TensorView RankContext::state_part(int chunk, StatePart part) const {
-  const Range own = shard(chunk);
-  const DType type = accumulate_type(plan_.train.sizes.working);
-  const int64_t elements = own.end - own.begin;
-  return {arena_.at(Value::state, chunk, -1) +
-              static_cast<size_t>(static_cast<int>(part) * elements) * bytes_of(type),
-          type,
-          {elements}};
+TensorView RankContext::state(int chunk, StatePart part) const {
+  const PlacedState placed = state_layout(plan_, chunk)[part];
+  if (placed.elements == 0) return {};
+  return {arena_.at(Value::state, chunk, -1) + placed.offset, placed.dtype, {placed.elements}};
 }
-TensorView RankContext::master(int chunk) const { return state_part(chunk, StatePart::master); }
-TensorView RankContext::m(int chunk) const { return state_part(chunk, StatePart::m); }
-TensorView RankContext::v(int chunk) const { return state_part(chunk, StatePart::v); }
 
-TensorView RankContext::state(int chunk) const {
-  const TensorView first = master(chunk);
+TensorView RankContext::whole_state(int chunk) const {
   const size_t bytes = value_bytes(plan_, plan_.train, Value::state, chunk);
-  return {first.data, first.dtype, {static_cast<int64_t>(bytes / bytes_of(first.dtype))}};
+  return {arena_.at(Value::state, chunk, -1), DType::u8, {static_cast<int64_t>(bytes)}};
+}
+
+host::Moments8 RankContext::moments(int chunk) const {
+  return {.m_codes = state(chunk, StatePart::m_codes),
+          .v_codes = state(chunk, StatePart::v_codes),
+          .m_scales = state(chunk, StatePart::m_scales),
+          .v_scales = state(chunk, StatePart::v_scales)};
 }
 
 host::DiskFile& RankContext::disk() const {
@@ -125,57 +123,84 @@ void RankContext::put_weights(int chunk, const std::byte* data) {
   if (home == Home::nvme) save_weights(chunk);
 }
 
-void RankContext::put_state(int chunk, StatePart part, const float* data) {
-  const TensorView here = state_part(chunk, part);
-  switch (plan_.deck.memory.optimizer) {
-    case Home::device: {
-      Stream& stream = device_.stream(Lane::compute);
-      device_.copy(here.data, data, here.bytes(), stream);
-      device_.wait_on_host(device_.record(stream));
-      return;
-    }
-    case Home::host:
-      // By the threads that touched it, each its share.
-      host_pool_->for_each_share(here.elements(), kCopyGrain, [&](int64_t begin, int64_t end) {
-        std::copy(data + begin, data + end, here.as<float>() + begin);
-      });
-      return;
-    case Home::nvme:
-      disk().write(
-          on_disk_[static_cast<size_t>(chunk)].state + static_cast<size_t>(part) * here.bytes(),
-          {reinterpret_cast<const std::byte*>(data), here.bytes()});
-      return;
+void RankContext::put_weight_shard(int chunk, const std::byte* data) {
+  if (plan_.deck.memory.weights != Home::device) {
+    const TensorView here = host_weights(chunk);
+    std::memcpy(here.data, data, here.bytes());
+    if (plan_.deck.memory.weights == Home::nvme) save_weights(chunk);
+    return;
+  }
+  const Range own = shard(chunk);
+  const TensorView all = weights(chunk), mine = all.slice_flat(own.begin, own.end);
+  Stream& stream = device_.stream(Lane::dp);
+  device_.copy(mine.data, data, mine.bytes(), stream);
+  if (plan_.deck.optimizer.zero == 1) links_.data->all_gather(mine, all, stream);
+  device_.wait_on_host(device_.record(stream));
+}
+
+// On nvme a chunk's state passes through its slot: between steps no lane uses it.
+void RankContext::put_state(int chunk, const ShardState<const float>& from) {
+  const bool on_device = plan_.deck.memory.optimizer == Home::device;
+  Stream& stream = device_.stream(Lane::compute);
+  const auto put = [&](StatePart part, const float* data) {
+    const TensorView here = state(chunk, part);
+    if (!here || data == nullptr) return;
+    if (on_device) return device_.copy(here.data, data, here.bytes(), stream);
+    // By the threads that touched it, each its share.
+    host_pool_->for_each_share(here.elements(), kCopyGrain, [&](int64_t begin, int64_t end) {
+      std::copy(data + begin, data + end, here.as<float>() + begin);
+    });
+  };
+  put(StatePart::master, from.master);
+  put(StatePart::m, from.m);
+  put(StatePart::v, from.v);
+  put(StatePart::ema, from.ema);
+  if (on_device) device_.wait_on_host(device_.record(stream));
+  if (const host::Moments8 quantised = moments(chunk); quantised.m_codes) {
+    const Range own = shard(chunk);
+    const Shape shape{own.end - own.begin};
+    host::encode_moments(*host_pool_, {const_cast<float*>(from.m), DType::f32, shape},
+                         {const_cast<float*>(from.v), DType::f32, shape}, quantised);
+  }
+  if (plan_.deck.memory.optimizer == Home::nvme) save_state(chunk);
+}
+
+void RankContext::get_state(int chunk, const ShardState<float>& into) const {
+  const bool on_device = plan_.deck.memory.optimizer == Home::device;
+  if (plan_.deck.memory.optimizer == Home::nvme) load_state(chunk);
+  Stream& stream = device_.stream(Lane::d2h);
+  const auto get = [&](StatePart part, float* data) {
+    const TensorView here = state(chunk, part);
+    if (!here || data == nullptr) return;
+    if (on_device) return device_.copy(data, here.data, here.bytes(), stream);
+    std::memcpy(data, here.data, here.bytes());
+  };
+  get(StatePart::master, into.master);
+  get(StatePart::m, into.m);
+  get(StatePart::v, into.v);
+  get(StatePart::ema, into.ema);
+  if (on_device) device_.wait_on_host(device_.record(stream));
+  if (const host::Moments8 quantised = moments(chunk); quantised.m_codes && into.m != nullptr) {
+    const Range own = shard(chunk);
+    const Shape shape{own.end - own.begin};
+    host::decode_moments(*host_pool_, quantised, {into.m, DType::f32, shape},
+                         {into.v, DType::f32, shape});
   }
 }
 
-void RankContext::get_state(int chunk, StatePart part, float* data) const {
-  const TensorView here = state_part(chunk, part);
-  switch (plan_.deck.memory.optimizer) {
-    case Home::device: {
-      Stream& stream = device_.stream(Lane::d2h);
-      device_.copy(data, here.data, here.bytes(), stream);
-      device_.wait_on_host(device_.record(stream));
-      return;
-    }
-    case Home::host: std::memcpy(data, here.data, here.bytes()); return;
-    case Home::nvme:
-      disk().read(
-          on_disk_[static_cast<size_t>(chunk)].state + static_cast<size_t>(part) * here.bytes(),
-          {reinterpret_cast<std::byte*>(data), here.bytes()});
-      return;
-  }
-}
-
-const float* RankContext::state_on_host(int chunk, StatePart part) const {
-  if (plan_.deck.memory.optimizer != Home::host) return nullptr;
-  return static_cast<const float*>(state_part(chunk, part).data);
+ShardState<const float> RankContext::state_on_host(int chunk) const {
+  if (plan_.deck.memory.optimizer != Home::host) return {};
+  const auto at = [&](StatePart part) {
+    return static_cast<const float*>(state(chunk, part).data);
+  };
+  return {at(StatePart::master), at(StatePart::m), at(StatePart::v), at(StatePart::ema)};
 }
 
 void RankContext::load_state(int chunk) const {
-  disk().read(on_disk_[static_cast<size_t>(chunk)].state, bytes_at(state(chunk)));
+  disk().read(on_disk_[static_cast<size_t>(chunk)].state, bytes_at(whole_state(chunk)));
 }
 void RankContext::save_state(int chunk) const {
-  disk().write(on_disk_[static_cast<size_t>(chunk)].state, bytes_at(state(chunk)));
+  disk().write(on_disk_[static_cast<size_t>(chunk)].state, bytes_at(whole_state(chunk)));
 }
 void RankContext::load_weights(int chunk) const {
   disk().read(on_disk_[static_cast<size_t>(chunk)].weights, bytes_at(host_weights(chunk)));

@@ -1,7 +1,6 @@
 #include "run_state.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "voltapile/base/thread_pool.hpp"
@@ -15,31 +14,39 @@ const Parameter& parameter_of(const Architecture& architecture, const FlatEntry&
       .parameters[static_cast<size_t>(entry.parameter)];
 }
 
-// The working-type copy of master weights, rounded as every update rounds it.
+// Rounds as every update does.
+void round_to(DType type, const float* from, size_t n, std::byte* to) {
+  switch (type) {
+    case DType::f32: std::memcpy(to, from, n * sizeof(float)); break;
+    case DType::f16:
+      std::transform(from, from + n, reinterpret_cast<Half*>(to),
+                     [](float x) { return static_cast<Half>(x); });
+      break;
+    case DType::bf16:
+      std::transform(from, from + n, reinterpret_cast<BFloat16*>(to),
+                     [](float x) { return BFloat16(x); });
+      break;
+    default: VP_CHECK(false, "weights of type {}", name_of(type));
+  }
+}
+
+// The working-type copy of a chunk's master weights.
 void put_weights(RankContext& context, int chunk, const float* master) {
   const DType type = context.plan().train.sizes.working;
   const auto n =
       static_cast<size_t>(context.plan().chunks[static_cast<size_t>(chunk)].parameters.elements);
   Buffer staging = context.device().allocate_host(n * bytes_of(type), "weights on their way");
-  switch (type) {
-    case DType::f32: std::memcpy(staging.data(), master, n * sizeof(float)); break;
-    case DType::f16:
-      std::transform(master, master + n, reinterpret_cast<Half*>(staging.data()),
-                     [](float x) { return static_cast<Half>(x); });
-      break;
-    case DType::bf16:
-      std::transform(master, master + n, reinterpret_cast<BFloat16*>(staging.data()),
-                     [](float x) { return BFloat16(x); });
-      break;
-    default: VP_CHECK(false, "weights of type {}", name_of(type));
-  }
+  round_to(type, master, n, staging.data());
   context.put_weights(chunk, staging.data());
 }
 
-// Weights and master weights of a chunk from its whole local master copy.
-void put_master(RankContext& context, int chunk, const float* master) {
+// Weights and state of a chunk from its whole local master copy and its shard of the rest; without
+// averaged weights those begin as the weights.
+void put_chunk(RankContext& context, int chunk, const float* master, const float* m, const float* v,
+               const float* ema = nullptr) {
   put_weights(context, chunk, master);
-  context.put_state(chunk, StatePart::master, master + context.shard(chunk).begin);
+  const float* const own = master + context.shard(chunk).begin;
+  context.put_state(chunk, {.master = own, .m = m, .v = v, .ema = ema == nullptr ? own : ema});
 }
 
 // The part of an entry that lies in [range.begin, range.end) of the flat buffer.
@@ -94,16 +101,15 @@ void initialise(RankContext& context, int threads) {
           plan.architecture, parameter, plan.deck.run.seed, plan.mesh.tp, context.coord().tp,
           {master + entry.offset, DType::f32, local_shape(parameter, plan.mesh.tp)}, &pool);
     }
-    put_master(context, number, master);
-    context.put_state(number, StatePart::m, zeros);
-    context.put_state(number, StatePart::v, zeros);
+    put_chunk(context, number, master, zeros, zeros);
   }
 }
 
 void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what) {
   const Plan& plan = context.plan();
   const PieceOwner owner{plan.mesh.tp, context.coord().tp};
-  const Staging staging(context, 2, "weights on their way");
+  const Staging staging(context, 3, "weights on their way");
+  const bool averaged = what == Restore::weights && plan.deck.optimizer.ema > 0;
   float* const master = staging.data();
   for (int number : context.chunks()) {
     const FlatLayout& layout = plan.chunks[static_cast<size_t>(number)].parameters;
@@ -112,14 +118,15 @@ void restore(RankContext& context, const std::filesystem::path& checkpoint, Rest
                  own_elements = Staging::shard_of(context, number);
     float* const m = master + elements;
     float* const v = m + own_elements;
-    std::fill_n(master, elements + 2 * own_elements, 0.0f);
+    float* const ema = v + own_elements;
+    std::fill_n(master, elements + 3 * own_elements, 0.0f);
     std::vector<Piece> weights, moments;
     for (const FlatEntry& entry : layout.entries) {
       const Parameter& parameter = parameter_of(plan.architecture, entry);
-      weights.push_back({.parameter = &parameter,
-                         .begin = 0,
-                         .end = entry.elements,
-                         .master = host_view(master + entry.offset, entry.elements)});
+      weights.push_back({.parameter = &parameter, .begin = 0, .end = entry.elements});
+      // What is only evaluated is the average, where the deck asks for one.
+      (averaged ? weights.back().ema : weights.back().master) =
+          host_view(master + entry.offset, entry.elements);
       const Overlap part = overlap(entry, own);
       if (what == Restore::weights || part.empty()) continue;
       const int64_t size = part.end - part.begin, at = part.begin - own.begin;
@@ -127,13 +134,28 @@ void restore(RankContext& context, const std::filesystem::path& checkpoint, Rest
                          .begin = part.begin - entry.offset,
                          .end = part.end - entry.offset,
                          .m = host_view(m + at, size),
-                         .v = host_view(v + at, size)});
+                         .v = host_view(v + at, size),
+                         .ema = host_view(ema + at, size)});
     }
     load_checkpoint(checkpoint, owner, weights);
-    put_master(context, number, master);
     if (what == Restore::everything) load_checkpoint(checkpoint, owner, moments);
-    context.put_state(number, StatePart::m, m);
-    context.put_state(number, StatePart::v, v);
+    put_chunk(context, number, master, m, v, what == Restore::everything ? ema : nullptr);
+  }
+}
+
+void show_weights(RankContext& context, Shown which) {
+  const DType type = context.plan().train.sizes.working;
+  size_t most = 0;
+  for (int chunk : context.chunks()) most = std::max(most, Staging::shard_of(context, chunk));
+  Buffer wide = context.device().allocate_host(most * sizeof(float), "weights on their way");
+  Buffer rounded = context.device().allocate_host(most * bytes_of(type), "weights on their way");
+  auto* const data = reinterpret_cast<float*>(wide.data());
+  for (int chunk : context.chunks()) {
+    ShardState<float> into;
+    (which == Shown::averaged ? into.ema : into.master) = data;
+    context.get_state(chunk, into);
+    round_to(type, data, Staging::shard_of(context, chunk), rounded.data());
+    context.put_weight_shard(chunk, rounded.data());
   }
 }
 
@@ -146,33 +168,39 @@ void stage(RankContext& context, StagedState& staged) {
     if (!owns_copies) break;
     const Range own = context.shard(number);
     const auto n = static_cast<size_t>(own.end - own.begin);
-    std::array<const float*, 3> parts{};
-    for (size_t part = 0; part < parts.size(); ++part) {
-      const auto what = static_cast<StatePart>(part);
-      parts[part] = context.state_on_host(number, what);
-      if (parts[part] != nullptr) continue;
+    const ShardState<const float> at_home = context.state_on_host(number);
+    ShardState<const float> parts = at_home;
+    ShardState<float> copied;
+    const auto stage_part = [&](const float* here, const float*& part, float*& copy) {
+      if (here != nullptr) return;
       if (staged.memory.size() == held)
         staged.memory.push_back(
             context.device().allocate_host(n * sizeof(float), "state on its way"));
-      auto* host = reinterpret_cast<float*>(staged.memory[held++].data());
-      context.get_state(number, what, host);
-      parts[part] = host;
-    }
+      part = copy = reinterpret_cast<float*>(staged.memory[held++].data());
+    };
+    stage_part(at_home.master, parts.master, copied.master);
+    stage_part(at_home.m, parts.m, copied.m);
+    stage_part(at_home.v, parts.v, copied.v);
+    if (plan.deck.optimizer.ema > 0) stage_part(at_home.ema, parts.ema, copied.ema);
+    context.get_state(number, copied);
     for (const FlatEntry& entry : plan.chunks[static_cast<size_t>(number)].parameters.entries) {
       const Parameter& parameter = parameter_of(plan.architecture, entry);
       if (parameter.split == Split::replicated && context.coord().tp != 0) continue;
       const Overlap part = overlap(entry, own);
       if (part.empty()) continue;
-      const auto view = [&](StatePart of) {
-        const float* data = parts[static_cast<size_t>(of)] + (part.begin - own.begin);
-        return host_view(const_cast<float*>(data), part.end - part.begin);  // which only reads it
+      const auto view = [&](const float* shard) {
+        if (shard == nullptr) return TensorView{};
+        // The writer only reads it.
+        return host_view(const_cast<float*>(shard) + (part.begin - own.begin),
+                         part.end - part.begin);
       };
       staged.pieces.push_back({.parameter = &parameter,
                                .begin = part.begin - entry.offset,
                                .end = part.end - entry.offset,
-                               .master = view(StatePart::master),
-                               .m = view(StatePart::m),
-                               .v = view(StatePart::v)});
+                               .master = view(parts.master),
+                               .m = view(parts.m),
+                               .v = view(parts.v),
+                               .ema = view(parts.ema)});
     }
   }
 }

@@ -25,6 +25,7 @@ class Saver {
       : context_(context), link_(link), checkpoints_(std::move(checkpoints)) {}
   ~Saver();
 
+  const std::filesystem::path& checkpoints() const { return checkpoints_; }
   // Copies the state; every lane must be idle, and no save under way. May fail on one rank alone.
   void copy();
   // Writes what copy() took as the checkpoint of `run`.

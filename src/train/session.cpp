@@ -100,7 +100,15 @@ Evaluator::Evaluator(RankContext& context, OpenedSource test)
     : context_(context),
       test_(std::move(test)),
       engine_(context, context.plan().eval),
-      ring_(make_ring(context, context.plan().eval, 3)) {}
+      ring_(make_ring(context, context.plan().eval, 3)) {
+  engine_.keep_lane_states();
+}
+
+std::vector<LaneState> Evaluator::lane_states() const {
+  std::vector<LaneState> states = engine_.lane_states();
+  for (LaneState& state : states) state.what = "evaluation's " + state.what;
+  return states;
+}
 
 EvalRecord Evaluator::run(int64_t step) {
   const Plan& plan = context_.plan();

@@ -51,6 +51,8 @@ class Evaluator {
  public:
   Evaluator(RankContext& context, OpenedSource test);
   EvalRecord run(int64_t step);
+  // As Engine's.
+  std::vector<LaneState> lane_states() const;
 
  private:
   RankContext& context_;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "voltapile/checkpoint/checkpoint.hpp"
+#include "voltapile/comm/communicator.hpp"
 #include "voltapile/data/data.hpp"
 #include "voltapile/train/metrics.hpp"
 #include "voltapile/train/run_folder.hpp"
@@ -26,8 +27,16 @@ bool is_finished(const Deck& deck, const std::filesystem::path& run_dir, int64_t
 RunStatus status_of(const Deck& deck) {
   RunStatus status;
   status.folder = newest_run_folder(deck);
-  status.checkpoint = latest_checkpoint(status.folder / "checkpoints");
-  if (status.checkpoint) status.saved = read_run_state(*status.checkpoint).step;
+  const std::filesystem::path checkpoints = status.folder / "checkpoints";
+  try {
+    status.checkpoint = latest_checkpoint(checkpoints);
+    if (status.checkpoint) status.saved = read_run_state(*status.checkpoint).step;
+  } catch (const Error&) {
+    if (!deck.checkpoint.fallback) throw;
+    const auto chosen = choose_checkpoint(checkpoints, *make_solo(), OnDamage::fall_back);
+    if (chosen) status.checkpoint = chosen->folder;
+    status.saved = chosen ? chosen->state.step : 0;
+  }
   status.recorded = last_recorded_step(status.folder);
   status.total = total_steps(deck, deck.run.steps ? 0 : open_source(deck, Part::train)->size());
   status.finished = is_finished(deck, status.folder, status.saved, status.total);

@@ -8,6 +8,7 @@
 #include "voltapile/train/status.hpp"
 
 #include "run_state.hpp"
+#include "start_up.hpp"
 #include "training.hpp"
 
 namespace voltapile {
@@ -59,13 +60,37 @@ auto shared(Work&& work) -> decltype(work()) {
   }
 }
 
+void introduce(Watch& watch, const Plan& plan) {
+  watch.set_timeout(plan.deck.run.hang_timeout_seconds);
+  std::vector<std::string> places;
+  for (int rank = 0; rank < plan.mesh.size(); ++rank) places.push_back(plan.mesh.rank_text(rank));
+  watch.set_places(std::move(places));
+}
+
+Watch::Subject observe(Watch& watch, const Links& links) {
+  return watch.observe([&links](RankState& state) {
+    for (const auto* link :
+         {&links.tensor, &links.tensor_reduce, &links.data, &links.norm, &links.checkpoint})
+      if (*link != nullptr) add_calls(**link, state);
+    for (const auto& [edge, link] : links.edges)
+      if (link != nullptr) add_calls(*link, state);
+  });
+}
+
+Watch::Subject give_up_with(Watch& watch, Device& device) {
+  return watch.on_hang([&device](const std::string& verdict) { device.fail(verdict); });
+}
+
 TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& options) {
   std::unique_ptr<Communicator>& world = ranks.world;
+  Watch watch(*world, options.watch);
   Plan plan;
   agree(*world, [&] {
     plan = make_plan(load(), world->size());
     if (options.check) options.check(plan);
   });
+  introduce(watch, plan);
+  compare_programs(plan, *world, options.facts);
   const OpenedSource data = open_source_everywhere(plan, *world, Part::train);
   const OpenedSource test = open_source_everywhere(plan, *world, Part::test);
   const int64_t total = total_steps(plan.deck, data.samples);
@@ -76,6 +101,7 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
   });
   const std::filesystem::path run_dir =
       world->gather_text(folder ? folder->path().string() : "").front();
+  watch.set_folder(run_dir / "hang");
   const std::optional<Chosen> stored = shared([&] {
     return choose_checkpoint(
         run_dir / "checkpoints", *world,
@@ -101,6 +127,7 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
   std::unique_ptr<Device>& device = ranks.device;
   TransportChoice transport;
   agree(control, [&] { device = make_device(plan.deck, control, run_dir); });
+  compare_machines(plan, control, *device);
   agree(control,
         [&] { transport = choose_transport(control, *device, plan.deck.parallel.transport); });
   say(format("{}: {} on {}, {} parameters, {} schedule", run_dir.string(), plan.mesh.text(),
@@ -124,12 +151,13 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
     for (const std::string& change : folder->changes()) say("  changed: " + change);
   Links& links = ranks.links =
       make_plan_links(plan, std::move(world), *device, transport.transport);
+  const Watch::Subject watched = observe(watch, links), given_up = give_up_with(watch, *device);
   std::unique_ptr<RankContext> context;
   std::unique_ptr<Training> training;
   agree(control, [&] {
     context =
         std::make_unique<RankContext>(plan, *device, links, rank, host_threads(plan.deck, control));
-    training = std::make_unique<Training>(plan, control, *context, options, folder.get(),
+    training = std::make_unique<Training>(plan, control, *context, watch, options, folder.get(),
                                           run_dir / "checkpoints", data, test, total);
   });
   TrainSummary summary = or_abort(ranks, *device, [&] {
@@ -142,6 +170,7 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
 EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& options,
                        const CheckpointNamer& checkpoint_of) {
   std::unique_ptr<Communicator>& world = ranks.world;
+  Watch watch(*world, options.watch);
   Plan plan;
   agree(*world, [&] {
     plan = make_plan(load(), world->size());
@@ -152,6 +181,8 @@ EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions&
                                               plan.deck.path));
     }
   });
+  introduce(watch, plan);
+  compare_programs(plan, *world, options.facts);
   const OpenedSource test = open_source_everywhere(plan, *world, Part::test);
   RunState stored;
   std::filesystem::path checkpoint;
@@ -169,10 +200,12 @@ EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions&
   std::unique_ptr<Device>& device = ranks.device;
   TransportChoice transport;
   agree(control, [&] { device = make_device(plan.deck, control, {}); });
+  compare_machines(plan, control, *device);
   agree(control,
         [&] { transport = choose_transport(control, *device, plan.deck.parallel.transport); });
   Links& links = ranks.links =
       make_plan_links(plan, std::move(world), *device, transport.transport);
+  const Watch::Subject watched = observe(watch, links), given_up = give_up_with(watch, *device);
   std::unique_ptr<RankContext> context;
   std::unique_ptr<Evaluator> evaluator;
   agree(control, [&] {
@@ -180,7 +213,14 @@ EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions&
     evaluator = std::make_unique<Evaluator>(*context, test);
     restore(*context, checkpoint, Restore::weights);
   });
-  return or_abort(ranks, *device, [&] { return evaluator->run(stored.step); });
+  const Watch::Subject lanes =
+      watch.observe([&evaluator](RankState& state) { state.lanes = evaluator->lane_states(); });
+  const StageScope stage(watch, Stage::evaluation);
+  return or_abort(ranks, *device, [&] {
+    const EvalRecord record = evaluator->run(stored.step);
+    control.barrier();  // as at the end of training
+    return record;
+  });
 }
 
 // Communicators that are torn down while an exception flies tell the other ranks that this one

@@ -41,7 +41,7 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
     // Else a job that starts again after each failure would step over the limit.
     skipped_in_a_row_ = skipped_before(checkpoint->parent_path().parent_path(), stored.step);
   });
-  issued_ = waited_ = state.inputs.step;
+  first_step_ = issued_ = waited_ = state.inputs.step;
   engine_.set_state(state);
   if (data_.source != nullptr) {
     const int64_t per_rank = deck.batch.global / plan_.mesh.dp;
@@ -70,9 +70,18 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
           std::make_unique<Progress>(issued_, total_, deck.run.log_every, output_is_terminal());
     }
   }
+  if (!deck.trace.steps.empty())
+    recorder_.emplace(context_, control_, saver_.checkpoints().parent_path(), issued_);
   // Everybody is ready before the clock starts.
   control_.barrier();
   began_ = last_save_at_ = last_step_at_ = now_seconds();
+}
+
+void Training::look(RankState& state) const {
+  state.lanes = engine_.lane_states();
+  if (!evaluator_) return;
+  const std::vector<LaneState> more = evaluator_->lane_states();
+  state.lanes.insert(state.lanes.end(), more.begin(), more.end());
 }
 
 void Training::report_skip(const StepState& state) {
@@ -89,7 +98,16 @@ void Training::report_skip(const StepState& state) {
   }
 }
 
+const BatchMemory& Training::next_batch() {
+  if (!loader_) return ring_.batches.front();
+  const double asked = now_seconds();
+  const BatchMemory& batch = loader_->next();
+  if (recorder_) recorder_->host_work(HostWork::data_wait, issued_ + 1, asked, now_seconds());
+  return batch;
+}
+
 void Training::finish_step() {
+  const double asked = now_seconds();
   const StepResult result = engine_.wait_for_step();
   if (loader_) loader_->release();
   ++waited_;
@@ -109,8 +127,16 @@ void Training::finish_step() {
       .seconds = at - last_step_at_,
       .skipped = result.state.skip != 0,
   };
+  if (recorder_) {
+    recorder_->host_work(HostWork::step_wait, waited_, asked, at);
+    recorder_->host_work(HostWork::step, waited_, last_step_at_, at);
+    recorder_->step_waited(engine_, waited_);
+  }
   last_step_at_ = at;
   longest_step_ = std::max(longest_step_, record.seconds);
+  const bool first = watch_.stage() == Stage::first_step;
+  watch_.step_done(waited_, first ? 0 : record.seconds);
+  if (first) watch_.set_stage(Stage::training);
   summary_.loss = record.loss;
   if (record.skipped) report_skip(result.state);
   else skipped_in_a_row_ = 0;
@@ -126,8 +152,13 @@ void Training::finish_step() {
 void Training::evaluate() {
   if (!evaluator_) return;
   drain();
+  const StageScope stage(watch_, Stage::evaluation);
   const double began = now_seconds();
+  const bool averaged = plan_.deck.optimizer.ema > 0;
+  if (averaged) show_weights(context_, Shown::averaged);
   summary_.evaluation = evaluator_->run(waited_);
+  if (averaged) show_weights(context_, Shown::master);
+  if (recorder_) recorder_->host_work(HostWork::evaluate, waited_ + 1, began, now_seconds());
   last_step_at_ += now_seconds() - began;  // not the next step's time
   if (!leads()) return;
   metrics_->add(*summary_.evaluation);
@@ -146,6 +177,7 @@ bool Training::goes_on(Attempt attempt) const {
 
 void Training::finish_save(Attempt attempt) {
   if (!saver_.under_way()) return;
+  const StageScope stage(watch_, Stage::saving);
   try {
     const Saver::Saved saved = saver_.finish();
     longest_save_ = std::max(longest_save_, saved.seconds);
@@ -184,6 +216,18 @@ bool Training::save_time_has_come() const {
   return leads() && every > 0 && !saving && now_seconds() - last_save_at_ >= every;
 }
 
+void Training::check_integrity() {
+  if (!integrity_) return;
+  drain();
+  // Before the first step a chunk's input holds nothing that its work could be repeated on.
+  if (checked_ == waited_ || waited_ == first_step_) return;
+  const StageScope stage(watch_, Stage::checking);
+  const double began = now_seconds();
+  integrity_->check(engine_, waited_);
+  checked_ = waited_;
+  last_step_at_ += now_seconds() - began;  // not the next step's time
+}
+
 // Said once, as soon as it is known.
 void Training::announce(const Saver::Saved& saved) {
   if (!leads() || options_.quiet || announced_ == saved.step) return;
@@ -197,8 +241,11 @@ void Training::announce(const Saver::Saved& saved) {
 void Training::save(Attempt attempt) {
   drain();
   save_voted_ = false;
+  const double stopped = now_seconds();
   finish_save(attempt);
   if (saved_ == waited_) return;
+  check_integrity();  // what is wrong is not saved
+  const StageScope stage(watch_, Stage::saving);
   const double began = last_save_at_ = now_seconds();
   const StepState state = engine_.next_state();
   const RunState run{.step = waited_,
@@ -218,6 +265,7 @@ void Training::save(Attempt attempt) {
   saved_ = waited_;
   // The state itself is being written.
   if (plan_.deck.memory.optimizer == Home::host) finish_save(attempt);
+  if (recorder_) recorder_->host_work(HostWork::save, waited_ + 1, stopped, now_seconds());
   last_step_at_ += now_seconds() - began;  // not the next step's time
 }
 
@@ -232,24 +280,31 @@ bool Training::time_is_short() const {
 
 TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoint) {
   start(checkpoint);
+  watch_.step_done(waited_, 0);
+  watch_.set_stage(Stage::first_step);
   const Deck& deck = plan_.deck;
   const auto due = [&](int64_t every) { return every > 0 && issued_ % every == 0; };
   while (issued_ < total_ && !stop_) {
     const StepInputs inputs{learning_rate(deck.optimizer, issued_, total_), issued_,
                             samples_ + (issued_ - waited_) * deck.batch.global};
     // Whether a save has failed is known at different times on different ranks: they stop together.
-    engine_.issue(inputs, loader_ ? loader_->next() : ring_.batches.front(),
+    const BatchMemory& batch = next_batch();
+    const double began = now_seconds();
+    engine_.issue(inputs, batch,
                   {.stop = stop_requested() || time_is_short() ||
                            (saver_.failed() && !goes_on(Attempt::one_of_many)),
                    .save = save_time_has_come()});
     ++issued_;
+    if (recorder_) recorder_->host_work(HostWork::issue, issued_, began, now_seconds());
     // The host stays one step ahead of the device.
     if (issued_ - waited_ > 1) finish_step();
     if (issued_ < total_ && due(deck.eval.every_steps)) evaluate();
+    if (due(deck.run.check_every_steps)) check_integrity();
     if (issued_ < total_ && (save_voted_ || due(deck.checkpoint.every_steps)))
       save(Attempt::one_of_many);
   }
   drain();
+  if (recorder_) recorder_->finish(engine_, waited_);
   finish_save(Attempt::one_of_many);
   summary_.seconds = now_seconds() - began_;
   const bool finished = waited_ == total_;
@@ -257,6 +312,9 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
   if (!finished || deck.checkpoint.at_end) save(Attempt::last);
   finish_save(Attempt::last);
   publish_metrics(Attempt::last);
+  // Nobody leaves while another may still be held up: there would be nobody to notice.
+  watch_.set_stage(Stage::ending);
+  control_.barrier();
   if (progress_) progress_->finish();
   summary_.steps = waited_;
   summary_.code = finished ? ExitCode::done : ExitCode::stopped_early;

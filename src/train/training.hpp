@@ -8,6 +8,8 @@
 #include "voltapile/train/run_folder.hpp"
 #include "voltapile/train/trainer.hpp"
 
+#include "integrity.hpp"
+#include "recorder.hpp"
 #include "saver.hpp"
 #include "session.hpp"
 
@@ -15,12 +17,13 @@ namespace voltapile {
 
 class Training {
  public:
-  Training(const Plan& plan, Communicator& control, RankContext& context,
+  Training(const Plan& plan, Communicator& control, RankContext& context, Watch& watch,
            const TrainOptions& options, RunFolder* folder, std::filesystem::path checkpoints,
            OpenedSource data, OpenedSource test, int64_t total)
       : plan_(plan),
         control_(control),
         context_(context),
+        watch_(watch),
         options_(options),
         folder_(folder),
         data_(std::move(data)),
@@ -29,14 +32,20 @@ class Training {
         ring_(make_ring(context, plan.train, plan.batches_held())),
         saver_(context, *context.links().checkpoint, std::move(checkpoints)) {
     if (test.samples > 0) evaluator_.emplace(context, std::move(test));
+    if (plan.deck.run.check_every_steps > 0) integrity_.emplace(context, control);
+    engine_.keep_lane_states();
+    watched_ = watch.observe([this](RankState& state) { look(state); });
   }
 
   TrainSummary run(const std::optional<std::filesystem::path>& checkpoint);
 
  private:
+  void look(RankState& state) const;  // from the watch's thread
+  const BatchMemory& next_batch();
   void start(const std::optional<std::filesystem::path>& checkpoint);
   void finish_step();
-  void evaluate();  // where the deck has a test part
+  void evaluate();         // where the deck has a test part
+  void check_integrity();  // where the deck asks for it
   bool time_is_short() const;
   // By rank 0's clock; its vote brings all ranks to save at one step.
   bool save_time_has_come() const;
@@ -58,6 +67,7 @@ class Training {
   const Plan& plan_;
   Communicator& control_;
   RankContext& context_;
+  Watch& watch_;
   const TrainOptions& options_;
   RunFolder* folder_;  // rank 0 only
   OpenedSource data_;
@@ -66,11 +76,13 @@ class Training {
   std::optional<Evaluator> evaluator_;
   BatchRing ring_;
   Saver saver_;
+  std::optional<Integrity> integrity_;
+  std::optional<Recorder> recorder_;  // with trace.steps
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Progress> progress_;
   SummaryTimers timers_;
-  int64_t issued_ = 0, waited_ = 0;  // steps
+  int64_t issued_ = 0, waited_ = 0, checked_ = -1, first_step_ = 0;  // steps
   // Steps of checkpoints: begun last, whole last, told of last; and whose failure was told of last.
   int64_t saved_ = -1, whole_ = -1, announced_ = -1, warned_ = -1;
   int64_t samples_ = 0;
@@ -78,6 +90,7 @@ class Training {
   bool stop_ = false, save_voted_ = false;
   double began_ = 0, last_save_at_ = 0, last_step_at_ = 0, longest_step_ = 0, longest_save_ = 0;
   TrainSummary summary_;
+  Watch::Subject watched_;  // the last: gone before what it looks at
 };
 
 }  // namespace voltapile

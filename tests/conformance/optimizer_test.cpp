@@ -240,6 +240,20 @@ TEST_P(Optimizer, adamw_keeps_weights_of_the_accumulate_type_in_the_master) {
   expect_equal(w, read(apart), "weights");
 }
 
+TEST_P(Optimizer, an_average_moves_by_its_share_and_rests_in_a_skipped_step) {
+  const int64_t n = 70001;
+  const Tensor x = random(acc(), {n}), average = random(acc(), {n}, 3);
+  StepState state;
+  kernels().average(x, 0.99, place(state), average, stream());
+  Values expected = average.values;
+  for (int64_t i = 0; i < n; ++i) expected[i] = 0.99 * expected[i] + 0.01 * x[i];
+  expect_near(average, expected, "average");
+  const Values before = read(average);
+  state.skip = 1;
+  kernels().average(x, 0.99, place(state), average, stream());
+  expect_equal(average, before, "average of a skipped step");
+}
+
 TEST_P(Optimizer, adamw_leaves_everything_alone_when_the_step_is_skipped) {
   const Tensor g = random(type(), {33}), master = random(acc(), {33}), m = random(acc(), {33}),
                v = random(acc(), {33}), w = random(type(), {33});

@@ -158,6 +158,37 @@ def rank_processes(mpirun):
     return sorted(found)
 
 
+def ranks_in(folder):
+    """Process ids of the ranks that work in a folder, whoever is their parent now."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if not entry.name.isdigit() or (entry / "comm").read_text().strip() != "voltapile":
+                continue
+            if pathlib.Path(os.readlink(entry / "cwd")) == folder and is_running(entry.name):
+                found.append(int(entry.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return sorted(found)
+
+
+def rank_of(process):
+    """The rank that a process has in its job."""
+    variables = pathlib.Path(f"/proc/{process}/environ").read_text().split("\0")
+    return int(dict(v.split("=", 1) for v in variables if "=" in v)["OMPI_COMM_WORLD_RANK"])
+
+
+def wait_for_step(run, step, process):
+    while process.poll() is None:
+        try:
+            if (run / "metrics.jsonl").read_text().count('"train"') >= step:
+                return True
+        except FileNotFoundError:
+            pass
+        time.sleep(0.01)
+    return False
+
+
 def metrics(run, kind="train"):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if line["kind"] == kind]

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
-from conftest import DECK, FULL, fill_disk, kill_everything, losses, rank_processes, wait_until_gone
+from conftest import DECK, FULL, fill_disk, kill_everything, losses, rank_processes, wait_for_step
 
 STEPS = 400
 LONG = DECK.replace("steps = 12", f"steps = {STEPS}").replace("every_steps = 4", "every_steps = 25")
@@ -73,17 +73,6 @@ def tensors(run):
             )
         )
     return found
-
-
-def wait_for_step(run, step, process):
-    while process.poll() is None:
-        try:
-            if (run / "metrics.jsonl").read_text().count('"train"') >= step:
-                return True
-        except FileNotFoundError:
-            pass
-        time.sleep(0.01)
-    return False
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))

@@ -180,3 +180,8 @@ def test_a_damaged_latest_checkpoint_is_refused_or_gives_way(program):
     assert "step_00000012 is damaged" in said and "step_00000008 (step 8 of 12)" in said, said
     assert losses(run) == unbroken
     program.good("verify", run)
+    index = run / "checkpoints" / "step_00000012" / "index.h5"
+    index.write_bytes(index.read_bytes()[:-1])
+    assert program.run("status", deck).returncode == 4
+    done = program.run("status", deck, "--set", "checkpoint.fallback=true")
+    assert done.returncode == 75 and "8" in done.stdout, done.stdout + done.stderr

@@ -101,6 +101,61 @@ TEST(Homes, SkipTheSameStepsInF16) {
         reference, weights);
 }
 
+// Averages are part of the state: the same at every home, kept by checkpoints, and what evaluation
+// sees; training itself does not notice them.
+TEST(Homes, AveragedWeightsAreEvaluatedAndOutliveAnInterruption) {
+  Folder folder;
+  const std::vector<std::string> common{"run.steps=6",
+                                        "parallel.data=2",
+                                        "optimizer.zero=1",
+                                        "checkpoint.at_end=true",
+                                        "memory.gradients=\"f32\"",
+                                        "optimizer.schedule=\"constant\""};
+  const auto train = [&](const std::string& name, std::vector<std::string> more) {
+    std::vector<std::string> all = with(common, more);
+    all.push_back(format("run.name=\"{}\"", name));
+    all.push_back(format("memory.nvme_dir=\"{}\"", folder.path().string()));
+    return run_as_threads(testing::kSmallDeck, all, folder.path());
+  };
+  const std::vector<std::string> ema{"optimizer.ema=0.7"};
+  const RunOutcome plain = train("plain", {}), averaged = train("averaged", ema);
+  EXPECT_EQ(plain.losses, averaged.losses);
+  EXPECT_NE(plain.summary.evaluation->loss, averaged.summary.evaluation->loss);
+  for (const char* home : {"host", "nvme"}) {
+    const RunOutcome other = train(home, with(ema, {format("memory.optimizer=\"{}\"", home)}));
+    EXPECT_EQ(other.losses, averaged.losses) << home;
+    EXPECT_EQ(other.summary.evaluation->loss, averaged.summary.evaluation->loss) << home;
+  }
+  train("broken", with(ema, {"run.steps=3", "memory.optimizer=\"host\""}));
+  const RunOutcome rest = train("broken", ema);
+  ASSERT_EQ(rest.losses.size(), 3u);
+  EXPECT_EQ(rest.losses.back(), averaged.losses.back());
+  EXPECT_EQ(rest.summary.evaluation->loss, averaged.summary.evaluation->loss);
+}
+
+// Moments in 8 bits: another arithmetic that stays close, the same on host and nvme, and lossless
+// through a checkpoint.
+TEST(Homes, MomentsInEightBitsStayCloseAndResumeExactly) {
+  Folder folder;
+  const auto train = [&](const std::string& name, std::vector<std::string> more) {
+    more.insert(more.end(), {"checkpoint.at_end=true", "optimizer.schedule=\"constant\"",
+                             format("run.name=\"{}\"", name),
+                             format("memory.nvme_dir=\"{}\"", folder.path().string())});
+    return run_as_threads(testing::kSmallDeck, more, folder.path());
+  };
+  const std::vector<std::string> host{"run.steps=20", "memory.optimizer=\"host\"",
+                                      "parallel.pipeline=2"};
+  const std::vector<std::string> int8 = with(host, {"optimizer.moments=\"int8\""});
+  const RunOutcome f32 = train("f32", host), eight = train("eight", int8);
+  EXPECT_NE(eight.losses.back(), f32.losses.back());
+  EXPECT_NEAR(eight.losses.back(), f32.losses.back(), 0.02 * f32.losses.back());
+  EXPECT_EQ(train("nvme", with(int8, {"memory.optimizer=\"nvme\""})).losses, eight.losses);
+  train("broken", with(int8, {"run.steps=9"}));
+  const RunOutcome rest = train("broken", int8);
+  ASSERT_EQ(rest.losses.size(), 11u);
+  EXPECT_EQ(rest.losses.back(), eight.losses.back());
+}
+
 TEST(Homes, ActivationsInEightBitsStayClose) {
   Folder folder;
   int number = 0;

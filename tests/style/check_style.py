@@ -38,10 +38,11 @@ HOMES = (
 )
 # Neither third-party nor without a suffix: C, POSIX, Linux, and the compiler's intrinsics.
 SYSTEM = re.compile(
-    r"(assert|ctype|errno|fcntl|float|inttypes|limits|math|poll|pthread|sched|signal|stdarg|stddef"
-    r"|stdint|stdio|stdlib|string|strings|time|unistd|dlfcn|dirent|execinfo|fnmatch|glob|libgen"
-    r"|locale|malloc|netdb|pwd|semaphore|spawn|syslog|termios|wchar|\w*intrin|arm_neon|cpuid"
-    r"|(sys|linux|netinet|arpa|sanitizer|asm|bits)/[\w/]+)\.h")
+    r"(assert|ctype|cxxabi|elf|errno|fcntl|float|inttypes|limits|math|poll|pthread|sched|signal"
+    r"|stdarg|stddef|stdint|stdio|stdlib|string|strings|time|unistd|dlfcn|dirent|execinfo|fnmatch"
+    r"|glob|ifaddrs|libgen|link|locale|malloc|netdb|pwd|semaphore|spawn|syslog|termios|wchar"
+    r"|\w*intrin"
+    r"|arm_neon|cpuid|(sys|linux|netinet|arpa|sanitizer|asm|bits)/[\w/]+)\.h")
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
 CUDA_CONDITION = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif)\b.*(CUDA|NVCC|NCCL|CUBLAS)")
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")

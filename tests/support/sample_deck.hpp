@@ -54,7 +54,9 @@ inline Deck sample_deck() {
                  .clip = 1,
                  .warmup_steps = 0,
                  .schedule = LearningRateSchedule::constant,
-                 .zero = 0};
+                 .zero = 0,
+                 .moments = MomentStore::f32,
+                 .ema = 0};
   d.memory = {.checkpoint_every = std::nullopt,
               .recompute = Recompute::none,
               .activations = ActivationStore::working,

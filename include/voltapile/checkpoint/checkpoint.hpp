@@ -28,6 +28,7 @@ struct Piece {
   const Parameter* parameter = nullptr;
   int64_t begin = 0, end = 0;
   TensorView master, m, v;  // (end - begin) each
+  TensorView ema;           // the same, where averaged weights are kept
 };
 struct PieceOwner {
   int tp = 1, tp_rank = 0;
@@ -70,8 +71,8 @@ std::optional<Chosen> choose_checkpoint(const std::filesystem::path& checkpoints
                                         Communicator& world, OnDamage on_damage);
 
 RunState read_run_state(const std::filesystem::path& checkpoint);
-// Reads this rank's pieces out of the whole tensors, whatever mesh wrote them; m and v may be empty
-// (evaluation). Checks sizes and presence of every shard first. Error(bad_data) names the file or
+// Reads this rank's pieces out of the whole tensors, whatever mesh wrote them; m, v and ema may be
+// empty (evaluation). Without averaged weights in the checkpoint, ema is filled with the weights. Checks sizes and presence of every shard first. Error(bad_data) names the file or
 // tensor.
 void load_checkpoint(const std::filesystem::path& checkpoint, const PieceOwner& owner,
                      const std::vector<Piece>& pieces);

@@ -3,6 +3,7 @@
 // thread, mpi, and staged, which uses them) sum 16-bit types in f32 in rank order and round once,
 // so all of them give the same bits. nccl has an order of its own: see transport.hpp.
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -73,6 +74,13 @@ class Communicator {
   virtual void barrier() = 0;
   virtual std::vector<std::string> gather_text(
       const std::string& text) = 0;  // everybody gets everybody's
+  // Calls on the host's memory that this rank has begun and ended, for a watch on another thread.
+  // nccl's are not counted.
+  struct Calls {
+    const char* last = "";
+    uint64_t begun = 0, ended = 0;
+  };
+  virtual Calls calls() const { return {}; }
   // Whether calls on it may be part of Device::repeat.
   virtual bool capturable() const { return size() == 1; }
   virtual void poll_error() {}  // throws when a peer failed

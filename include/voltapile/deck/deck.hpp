@@ -18,6 +18,7 @@ enum class GpuKernels { automatic, volta };
 enum class Pool { mean, token };
 enum class Position { learned, sine2d };
 enum class Recompute { none, layers, selective };
+enum class MomentStore { f32, int8 };
 enum class GradientStore { automatic, f32, working };
 // nccl: from GPU to GPU, one rank a GPU. staged: through pinned host memory and the host's
 // communicator, for ranks that share a GPU and for clusters without NCCL.
@@ -39,6 +40,8 @@ struct Deck {
     int threads{};    // CPU threads per rank; 0 = automatic
     int log_every{};  // steps between progress lines
     GpuKernels gpu_kernels{};
+    std::optional<double> hang_timeout_seconds;  // empty = automatic
+    int64_t check_every_steps{};                 // for silent corruption; 0 = never
     bool operator==(const Run&) const = default;
   } run;
   struct Model {
@@ -87,6 +90,8 @@ struct Deck {
     int64_t warmup_steps{};
     LearningRateSchedule schedule{};
     int zero{};  // 0 or 1
+    MomentStore moments{};
+    double ema{};  // how slowly the averaged weights move; 0 = none
     bool operator==(const Optimizer&) const = default;
   } optimizer;
   struct Memory {

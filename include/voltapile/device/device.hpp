@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "voltapile/base/dtype.hpp"
 #include "voltapile/schedule/instruction.hpp"
@@ -56,6 +58,8 @@ class Device {
   virtual std::string describe() const = 0;
   // Of the GPU, "0000:17:00.0"; empty where the device has none.
   virtual std::string pci_address() const { return {}; }
+  // Libraries and drivers that results and speed depend on: name and version.
+  virtual std::vector<std::pair<std::string, std::string>> versions() const { return {}; }
   virtual Buffer allocate(size_t bytes,
                           std::string_view what) = 0;  // 256-byte aligned; Error(does_not_fit)
   virtual Buffer allocate_host(size_t bytes,

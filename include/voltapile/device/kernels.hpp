@@ -240,6 +240,11 @@ class Kernels {
                      TensorView weights, std::span<const Range> decayed, const AdamW&,
                      const StepState* state, Stream&) = 0;
 
+  // average (n) acc = decay * average + (1 - decay) * x (n) acc, as one fused multiply-add of the
+  // rounded product. No-op if state->skip.
+  virtual void average(TensorView x, double decay, const StepState* state, TensorView average,
+                       Stream&) = 0;
+
   // --- 8-bit storage
   // codes (n) u8, each a signed byte from -127 to 127; scales (ceil(n / kQuantiseBlock)) f32: the
   // greatest magnitude of a block, divided by 127. Computed in f32; code = x * (127 / greatest),

@@ -57,6 +57,7 @@ void cross_entropy(std::string_view operation, const TensorView& logits, const T
 void sum_squares(std::string_view operation, const TensorView& slots, const TensorView& first_bad);
 void adamw(const TensorView& gradients, const TensorView& master, const TensorView& m,
            const TensorView& v, const TensorView& weights);
+void average(const TensorView& x, const TensorView& average);
 void quantise(std::string_view operation, const TensorView& numbers, const TensorView& codes,
               const TensorView& scales);
 void rounding(const Rounding& rounding);

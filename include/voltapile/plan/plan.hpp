@@ -1,6 +1,7 @@
 // The plan: mesh + chunk table + shards + programs + buffers, computed from a deck, identical on
 // every rank. Pure.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -110,10 +111,34 @@ ChunkLayers layers_of(const Chunk& chunk);
 //   gradients             parameters.elements, acc
 //   reduced               shard_elements in gradient_store; 0 if reduced in place
 //   host_gradients        shard_elements in gradient_store
-//   state                 master, m, v: shard_elements each, acc, one after the other
+//   state                 state_layout
 //   step_state, norm_sums, loss   kControlBytes
 size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk);
 inline constexpr size_t kControlBytes = 1024;
+
+// What an optimizer keeps of a chunk's shard, part after part in its state slot.
+enum class StatePart : uint8_t {
+  master,  // f32 (f64 for f64 models), as m, v and ema
+  m,
+  v,  // or, with optimizer.moments = "int8":
+  m_codes,
+  m_scales,  // u8 an element, f32 a block
+  v_codes,
+  v_scales,
+  ema,  // with optimizer.ema
+};
+inline constexpr int kStatePartCount = static_cast<int>(StatePart::ema) + 1;
+struct PlacedState {
+  size_t offset = 0;
+  DType dtype{};
+  int64_t elements = 0;  // 0: not kept
+};
+struct StateLayout {
+  std::array<PlacedState, kStatePartCount> parts{};
+  size_t bytes = 0;
+  const PlacedState& operator[](StatePart part) const { return parts[static_cast<size_t>(part)]; }
+};
+StateLayout state_layout(const Plan& plan, int chunk);
 
 // How what a forward saved waits for its backward where it is not left as it is: one piece a tensor
 // of `saved`, and the chunk's input.

@@ -10,18 +10,24 @@
 #include "voltapile/base/thread_pool.hpp"
 #include "voltapile/comm/communicator.hpp"
 #include "voltapile/data/data.hpp"
+#include "voltapile/device/host/adamw.hpp"
 #include "voltapile/device/host/disk.hpp"
 #include "voltapile/device/kernels.hpp"
 #include "voltapile/model/chunk_model.hpp"
 #include "voltapile/optim/optim.hpp"
 #include "voltapile/plan/plan.hpp"
+#include "voltapile/schedule/timeline.hpp"
 #include "voltapile/tensor/arena.hpp"
 #include "voltapile/trace/summary.hpp"
+#include "voltapile/watch/rank_state.hpp"
 
 namespace voltapile {
 
-// What an optimizer keeps of each parameter.
-enum class StatePart { master, m, v };
+// What a checkpoint knows of a chunk's shard, (shard elements) f32 each; null: none.
+template <class T>
+struct ShardState {
+  T *master = nullptr, *m = nullptr, *v = nullptr, *ema = nullptr;
+};
 
 // Everything of one rank that outlives a step: where it stands on the mesh, its device, its links,
 // and the state of its chunks (weights, gradients, master weights, moments) in the training arena.
@@ -46,19 +52,21 @@ class RankContext {
   TensorView reduced(int chunk) const;
   TensorView host_weights(int chunk) const;    // (shard elements) working
   TensorView host_gradients(int chunk) const;  // (shard elements) as `reduced`
-  // (shard elements) acc, where the optimizer computes
-  TensorView master(int chunk) const;
-  TensorView m(int chunk) const;
-  TensorView v(int chunk) const;
+  // Where the optimizer computes; empty where the state has no such part.
+  TensorView state(int chunk, StatePart part) const;
+  host::Moments8 moments(int chunk) const;
   ThreadPool& host_pool() const { return *host_pool_; }
 
   // Between steps, every lane idle: a chunk's weights (working; all of them) and its shard of
   // master weights and moments (f32) to and from their homes. `data` is in memory of allocate_host.
   void put_weights(int chunk, const std::byte* data);
-  void put_state(int chunk, StatePart part, const float* data);
-  void get_state(int chunk, StatePart part, float* data) const;
-  // Where the state lies in host memory all the time, (shard elements) f32; else null.
-  const float* state_on_host(int chunk, StatePart part) const;
+  // This data rank's shard alone, (shard elements) working; collective over the data axis, whose
+  // other ranks put theirs.
+  void put_weight_shard(int chunk, const std::byte* data);
+  void put_state(int chunk, const ShardState<const float>& from);
+  void get_state(int chunk, const ShardState<float>& into) const;
+  // What lies in host memory in this form all the time.
+  ShardState<const float> state_on_host(int chunk) const;
 
   // Between a chunk's place on nvme and its slots in host memory. Block; for the disk lane.
   void load_state(int chunk) const;
@@ -71,8 +79,7 @@ class RankContext {
     size_t state = 0, weights = 0;  // offsets
   };
 
-  TensorView state_part(int chunk, StatePart part) const;
-  TensorView state(int chunk) const;  // all parts
+  TensorView whole_state(int chunk) const;  // all parts, bytes
   host::DiskFile& disk() const;
 
   const Plan& plan_;
@@ -125,8 +132,19 @@ class Engine {
   Totals take_totals();
   // Timers of the last step, which no result holds; after drain().
   SummaryTimers last_timers() const;
+  // When each instruction of one training step ran, in program order, on now_seconds()'s clock.
+  // `step` is the one before the last that was waited for, or, after drain(), that one.
+  std::vector<Span> spans(int64_t step) const;
   // Waits until every lane is idle.
   void drain();
+  // What the lanes are at: for each that has work, its first instruction that has not ended. From
+  // any thread, at any time, once it has been told to keep them; a dry device has no such memory.
+  void keep_lane_states();
+  std::vector<LaneState> lane_states() const;
+  // Runs the forward pass of a chunk of this rank twice, on what the last step has left in its
+  // input; whether all bits that it leaves are the same. Every step must have been waited for; the
+  // tensor ranks of a line call it together.
+  bool repeats(int chunk);
   // State after the last step that was waited for: what a checkpoint keeps.
   StepState next_state() const;
 

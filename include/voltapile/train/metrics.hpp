@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <vector>
 
 namespace voltapile {
 
@@ -24,6 +25,12 @@ struct EvalRecord {
   int64_t samples = 0;
 };
 
+// All whole lines of run_dir/metrics.jsonl, in their order; nothing where there is no such file.
+struct MetricLines {
+  std::vector<TrainRecord> train;
+  std::vector<EvalRecord> eval;
+};
+MetricLines read_metrics(const std::filesystem::path& run_dir);
 // Newest train step in run_dir/metrics.jsonl; 0 where there is none.
 int64_t last_recorded_step(const std::filesystem::path& run_dir);
 // How many of the steps up to `step` were skipped in a row, `step` being the last of them.

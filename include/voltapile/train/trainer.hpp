@@ -14,6 +14,8 @@
 #include "voltapile/plan/plan.hpp"
 #include "voltapile/trace/summary.hpp"
 #include "voltapile/train/metrics.hpp"
+#include "voltapile/watch/fingerprint.hpp"
+#include "voltapile/watch/watch.hpp"
 
 namespace voltapile {
 
@@ -26,6 +28,8 @@ struct TrainOptions {
   double began = now_seconds();                     // when run.walltime starts to count
   bool quiet = false;                               // no progress (tests)
   std::function<void(const TrainRecord&)> on_step;  // rank 0, in order
+  WatchOptions watch;
+  std::vector<Fact> facts;  // of this rank, to be compared with the others'
 };
 
 struct TrainSummary {

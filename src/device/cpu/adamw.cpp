@@ -32,6 +32,14 @@ void adamw_f64(ThreadPool& pool, const G* gradients, double* master, double* m, 
   });
 }
 
+template <class A>
+void average_all(ThreadPool& pool, const A* x, A keep, A* average, int64_t n) {
+  for_pieces(pool, n, kGrain, [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      average[i] = host::averaged(average[i], x[i], keep, 1 - keep);
+  });
+}
+
 }  // namespace
 
 void CpuKernels::adamw(TensorView gradients, TensorView master, TensorView m, TensorView v,
@@ -60,6 +68,19 @@ void CpuKernels::adamw(TensorView gradients, TensorView master, TensorView m, Te
       adamw_f64(pool_, gradients.as<G>(), master.as<double>(), m.as<double>(), v.as<double>(),
                 weights.as<double>(), master.elements(), decayed, rules, *state);
     });
+  });
+}
+
+void CpuKernels::average(TensorView x, double decay, const StepState* state, TensorView average,
+                         Stream& stream) {
+  shapes::average(x, average);
+  on(stream).enqueue([=, this] {
+    if (state->skip) return;
+    if (x.dtype == DType::f64)
+      average_all(pool_, x.as<double>(), decay, average.as<double>(), x.elements());
+    else
+      average_all(pool_, x.as<float>(), static_cast<float>(decay), average.as<float>(),
+                  x.elements());
   });
 }
 

@@ -16,6 +16,19 @@ namespace {
 
 constexpr size_t kAlignment = 256, kLargePage = size_t{1} << 21;
 
+#ifdef VOLTAPILE_ONEDNN
+constexpr const char* kProducts = "oneDNN";
+#else
+constexpr const char* kProducts = "Eigen";
+#endif
+#if defined(__AVX512F__)
+constexpr const char* kInstructions = "built for AVX-512";
+#elif defined(__AVX2__)
+constexpr const char* kInstructions = "built for AVX2";
+#else
+constexpr const char* kInstructions = "built for any CPU";
+#endif
+
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(int threads) : threads_(threads), kernels_(threads) {}
@@ -33,6 +46,10 @@ class CpuDevice final : public Device {
 
   std::string describe() const override {
     return format("cpu, {} {}", threads_, threads_ == 1 ? "thread" : "threads");
+  }
+
+  std::vector<std::pair<std::string, std::string>> versions() const override {
+    return {{"CPU kernels", format("{}, {}", kProducts, kInstructions)}};
   }
 
   Buffer allocate(size_t bytes, std::string_view what) override {
@@ -79,7 +96,10 @@ class CpuDevice final : public Device {
     on(stream).enqueue([=] { std::memcpy(dst, src, bytes); });
   }
   void mark(Stream& stream, double* seconds) override {
-    on(stream).enqueue([seconds] { *seconds = now_seconds(); });
+    // A watch may look at it at any time.
+    on(stream).enqueue([seconds] {
+      std::atomic_ref<double>(*seconds).store(now_seconds(), std::memory_order_relaxed);
+    });
   }
   void repeat(Stream&, uint64_t, const std::function<void()>& enqueue) override { enqueue(); }
   Kernels& kernels() override { return kernels_; }

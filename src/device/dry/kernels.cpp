@@ -217,6 +217,11 @@ void DryKernels::dequantise_8bit(TensorView codes, TensorView scales, TensorView
   shapes::quantise("dequantise_8bit", y, codes, scales);
   count("dequantise_8bit", 0, {codes, scales, y});
 }
+void DryKernels::average(TensorView x, double, const StepState*, TensorView average, Stream&) {
+  shapes::average(x, average);
+  count("average", 0, {x, average, average});
+}
+
 void DryKernels::dropout(TensorView x, const Dropout& drop, TensorView y, Stream&) {
   shapes::dropout(x, drop, y);
   count("dropout", 0, {x, y});

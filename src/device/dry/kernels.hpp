@@ -75,6 +75,8 @@ class DryKernels final : public Kernels {
   void adamw(TensorView gradients, TensorView master, TensorView m, TensorView v,
              TensorView weights, std::span<const Range> decayed, const AdamW&,
              const StepState* state, Stream&) override;
+  void average(TensorView x, double decay, const StepState* state, TensorView average,
+               Stream&) override;
   void quantise_8bit(TensorView x, const Rounding&, TensorView codes, TensorView scales,
                      Stream&) override;
   void dequantise_8bit(TensorView codes, TensorView scales, TensorView y, Stream&) override;

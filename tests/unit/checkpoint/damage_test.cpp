@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "voltapile/checkpoint/checkpoint.hpp"
+#include "voltapile/checkpoint/interchange.hpp"
 #include "voltapile/h5/h5.hpp"
 
 #include "sample.hpp"
@@ -165,6 +166,7 @@ TEST_F(Damage, AFlippedBitIsNamedWithItsTensorAndNeverLoads) {
     flip(copy_ / file, byte, static_cast<int>(random() % 8));
     const std::string said = refusal();
     EXPECT_NE(said.find(file), std::string::npos) << byte << ": " << said;
+    EXPECT_THROW(compare_checkpoints(checkpoint_, copy_, Compared::weights), Error) << byte;
     const auto changed = changed_tensors(checkpoint_ / file, copy_ / file);
     for (const std::string& name : changed)
       EXPECT_NE(said.find(name), std::string::npos) << byte << ": " << name << " in " << said;

@@ -81,6 +81,8 @@ class RandomDeck {
     run.threads = static_cast<int>(integer(0, 1024));
     run.log_every = static_cast<int>(integer(1, 1000000));
     run.gpu_kernels = pick({GpuKernels::automatic, GpuKernels::volta});
+    if (flag()) run.hang_timeout_seconds = integer(1, 1000000);
+    run.check_every_steps = integer(0, 1000);
   }
 
   void draw_model(Deck::Model& model) {

@@ -61,6 +61,25 @@ TEST(Arena, AllocatesWhatTheMemoryTableSays) {
   EXPECT_EQ(arena.bytes(), plan.device_bytes(0) + on_host);
 }
 
+// A device whose memory ends.
+TEST(Arena, SaysWhatHeldTheMemoryThatIsMissing) {
+  Deck deck = test::sample_deck();
+  Plan plan = make_plan(deck);
+  const auto device = make_cpu_device(1);
+  ThreadPool pool(1);
+  BufferPlan buffers = plan.train.buffers[0];
+  buffers.pools[static_cast<size_t>(Value::gradients)].slot_bytes = {size_t{1} << 60};
+  try {
+    const Arena arena(*device, buffers, pool);
+    FAIL() << "2^60 bytes were granted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::does_not_fit);
+    for (const char* part :
+         {"gradients needs", "this rank held", "weights ", "and needs gradients"})
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+  }
+}
+
 TEST(Arena, EvaluationFindsTheWeightsOfTraining) {
   Deck deck = test::random_deck(5);
   deck.eval.batch = 3;

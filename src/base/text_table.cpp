@@ -1,4 +1,4 @@
-#include "table.hpp"
+#include "voltapile/base/text_table.hpp"
 
 #include <algorithm>
 

@@ -1,0 +1,26 @@
+// What one instruction costs: FLOPs of its matrix products, and bytes that it moves. Pure.
+#pragma once
+#include <cstdint>
+
+#include "voltapile/plan/plan.hpp"
+
+namespace voltapile {
+
+// Of one micro-batch in one chunk, all tensor ranks together.
+struct ChunkFlops {
+  Flops flops;
+  double recompute = 0;
+  double model() const { return flops.forward + flops.backward_input + flops.backward_weight; }
+};
+ChunkFlops flops_of(const Plan& plan, const Chunk& chunk);
+
+struct InstructionCost {
+  double flops = 0;  // of one tensor rank
+  // Sent or received (a collective of several data ranks: the tensor's own bytes), copied from the
+  // host, or, of norm and update, read and written; 0 of the model's layers.
+  int64_t bytes = 0;
+};
+// Of a training step's instruction, on one rank of pipeline rank `pp`.
+InstructionCost cost_of(const Plan& plan, const Instruction& instruction, int pp);
+
+}  // namespace voltapile

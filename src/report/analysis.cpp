@@ -1,0 +1,205 @@
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "voltapile/report/report.hpp"
+
+#include "intervals.hpp"
+#include "measured_costs.hpp"
+#include "transfers.hpp"
+
+namespace voltapile {
+namespace {
+
+bool is(const TraceEvent& event, HostWork work) { return event.name == static_cast<int32_t>(work); }
+bool is(const TraceEvent& event, Op op) { return event.name == static_cast<int32_t>(op); }
+
+bool computes_layers(const TraceEvent& event) {
+  return is(event, Op::forward) || is(event, Op::recompute) || is(event, Op::backward) ||
+         is(event, Op::backward_input) || is(event, Op::backward_weight);
+}
+
+struct Window {
+  int64_t begin = 0, end = 0;
+};
+
+// From the first traced instruction, or the first traced step's begin if that is later, to the last
+// traced step's end: the steps before and after, which overlap these, were not traced.
+Window window_of(const RankRecord& rank) {
+  int64_t first_instruction = 0, first_step = 0, end = 0;
+  for (const TraceEvent& event : rank.events) {
+    const auto earliest = [&](int64_t& time) {
+      time = time == 0 ? event.begin_ns : std::min(time, event.begin_ns);
+    };
+    if (event.name < kOpCount) earliest(first_instruction);
+    if (!is(event, HostWork::step)) continue;
+    earliest(first_step);
+    end = std::max(end, event.end_ns);
+  }
+  return {std::max(first_instruction, first_step), end};
+}
+
+RankShare share_of(const RankRecord& rank) {
+  const Window window = window_of(rank);
+  RankShare share{.place = rank.place, .host = rank.host};
+  share.wall_seconds = 1e-9 * static_cast<double>(window.end - window.begin);
+  if (window.end <= window.begin) return share;
+  std::array<Intervals, kEventLanes> lanes;
+  Intervals layers, reductions, receives, updates, data_wait, issue, all;
+  for (const TraceEvent& event : rank.events) {
+    if (is(event, HostWork::step) || is(event, HostWork::step_wait)) continue;
+    const auto add = [&](Intervals& set) { set.add(event.begin_ns, event.end_ns); };
+    add(lanes[static_cast<size_t>(event.lane)]);
+    add(all);
+    if (computes_layers(event)) {
+      add(layers);
+      share.compute_seconds += 1e-9 * static_cast<double>(event.end_ns - event.begin_ns);
+      share.compute_flops += event.flops;
+    }
+    if (is(event, Op::reduce_gradients) || is(event, Op::gather_weights)) add(reductions);
+    if (is(event, Op::receive_activation) || is(event, Op::receive_gradient)) add(receives);
+    if (is(event, Op::update)) add(updates);
+    if (is(event, HostWork::data_wait)) add(data_wait);
+    if (is(event, HostWork::issue)) add(issue);
+  }
+  const auto fraction = [&](const Intervals& set) {
+    return static_cast<double>(set.within(window.begin, window.end).length()) /
+           static_cast<double>(window.end - window.begin);
+  };
+  for (size_t lane = 0; lane < lanes.size(); ++lane) share.busy[lane] = fraction(lanes[lane]);
+  const Intervals& compute = lanes[static_cast<size_t>(Lane::compute)];
+  share.exposed_reduction = fraction(reductions.without(compute));
+  share.pipeline_wait = fraction(receives.without(compute));
+  share.optimizer = fraction(updates.without(layers));
+  share.data_wait = fraction(data_wait);
+  share.issue = fraction(issue);
+  share.covered = fraction(all);
+  return share;
+}
+
+std::vector<OperationShare> operations_of(const Trace& trace) {
+  std::vector<OperationShare> shares(kEventNames);
+  for (int32_t name = 0; name < kEventNames; ++name) shares[static_cast<size_t>(name)].name = name;
+  for (const RankRecord& rank : trace.ranks)
+    for (const TraceEvent& event : rank.events) {
+      OperationShare& share = shares[static_cast<size_t>(event.name)];
+      const double seconds = 1e-9 * static_cast<double>(event.end_ns - event.begin_ns);
+      ++share.count;
+      share.seconds += seconds;
+      share.longest_seconds = std::max(share.longest_seconds, seconds);
+      share.flops += event.flops;
+      share.bytes += static_cast<double>(event.bytes);
+    }
+  std::erase_if(shares, [](const OperationShare& share) {
+    return share.count == 0 || share.name == static_cast<int32_t>(HostWork::step);
+  });
+  std::stable_sort(shares.begin(), shares.end(),
+                   [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
+  return shares;
+}
+
+// By step, in seconds since the trace began, so that doubles keep nanoseconds.
+std::map<int64_t, std::vector<Span>> spans_of(const Trace& trace) {
+  int64_t begin = 0;
+  for (const RankRecord& rank : trace.ranks)
+    for (const TraceEvent& event : rank.events)
+      begin = begin == 0 ? event.begin_ns : std::min(begin, event.begin_ns);
+  std::map<int64_t, std::vector<Span>> steps;
+  for (size_t rank = 0; rank < trace.ranks.size(); ++rank)
+    for (const TraceEvent& event : trace.ranks[rank].events) {
+      if (event.name >= kOpCount) continue;
+      const Instruction instruction{static_cast<Op>(event.name), static_cast<Lane>(event.lane),
+                                    static_cast<int16_t>(event.chunk),
+                                    static_cast<int16_t>(event.micro)};
+      steps[event.step].push_back({static_cast<int>(rank), event.step, instruction,
+                                   1e-9 * static_cast<double>(event.begin_ns - begin),
+                                   1e-9 * static_cast<double>(event.end_ns - begin)});
+    }
+  return steps;
+}
+
+void add_bubble(Analysis& analysis, const Trace& trace, const Plan& plan) {
+  const auto spans = spans_of(trace);
+  int64_t steps = 0;
+  for (const auto& [step, list] : spans) {
+    // What the first step waits for, the updates before it, was not traced.
+    if (spans.size() > 1 && !spans.contains(step - 1)) continue;
+    // Steps overlap with their neighbours only.
+    Timeline timeline;
+    for (int64_t near = step - 1; near <= step + 1; ++near) {
+      const auto at = spans.find(near);
+      if (at == spans.end()) continue;
+      timeline.spans.insert(timeline.spans.end(), at->second.begin(), at->second.end());
+    }
+    const Bubble measured = bubble(timeline, trace.mesh.size(), step);
+    analysis.bubble += measured.fraction;
+    analysis.exposed_optimizer += measured.exposed_optimizer;
+    ++steps;
+  }
+  analysis.bubble /= static_cast<double>(std::max<int64_t>(1, steps));
+  analysis.exposed_optimizer /= static_cast<double>(std::max<int64_t>(1, steps));
+
+  const MeasuredCosts measured = measured_costs(trace, plan);
+  analysis.chunk_seconds = measured.chunk_seconds;
+  const Timeline simulated =
+      simulate(plan.train.programs, plan.train.shape, measured.costs, 2, memory_of(plan));
+  analysis.bubble_simulated = bubble(simulated, plan.mesh.pp, 1).fraction;
+  analysis.bubble_formula =
+      bubble_formula(plan.deck.parallel.schedule, plan.train.shape, measured.costs);
+}
+
+void require_same(const Trace& trace, const Plan& plan) {
+  const bool same_mesh = trace.mesh == plan.mesh;
+  bool fits = same_mesh && trace.ranks.size() == static_cast<size_t>(plan.mesh.size());
+  for (const RankRecord& rank : trace.ranks)
+    for (const TraceEvent& event : rank.events)
+      fits &= event.chunk < static_cast<int32_t>(plan.chunks.size()) && event.chunk >= -1;
+  if (fits) return;
+  throw Error(ExitCode::bad_data,
+              format("the trace is of the mesh {} and its deck is of {}, or of other chunks: it "
+                     "cannot be looked at; remove trace.h5",
+                     trace.mesh.text(), plan.mesh.text()));
+}
+
+}  // namespace
+
+Analysis analyse(const Trace& trace, const Plan& plan) {
+  require_same(trace, plan);
+  Analysis analysis;
+  analysis.first_step = trace.first_step();
+  analysis.end_step = trace.end_step();
+  analysis.operations = operations_of(trace);
+  double step_seconds = 0;
+  int64_t steps = 0;
+  for (const RankRecord& rank : trace.ranks) {
+    analysis.ranks.push_back(share_of(rank));
+    for (const TraceEvent& event : rank.events) {
+      if (!is(event, HostWork::step)) continue;
+      step_seconds += 1e-9 * static_cast<double>(event.end_ns - event.begin_ns);
+      ++steps;
+    }
+  }
+  analysis.step_seconds = steps > 0 ? step_seconds / static_cast<double>(steps) : 0;
+  analysis.coverage = 1;
+  for (const RankShare& rank : analysis.ranks) {
+    analysis.compute_busy +=
+        rank.busy[static_cast<size_t>(Lane::compute)] / static_cast<double>(analysis.ranks.size());
+    analysis.coverage = std::min(analysis.coverage, rank.covered);
+  }
+  if (steps > 0) add_bubble(analysis, trace, plan);
+  for (const RankRecord& rank : trace.ranks)
+    analysis.skew_seconds =
+        std::max(analysis.skew_seconds, 2e-9 * static_cast<double>(rank.clock_skew_ns));
+  for (const MatchedTransfer& transfer : match_transfers(trace, plan)) {
+    ++analysis.transfers;
+    const double early =
+        1e-9 * static_cast<double>(transfer.send->begin_ns - transfer.receive->end_ns);
+    if (early > analysis.skew_seconds) ++analysis.impossible_transfers;
+    analysis.longest_notice_seconds =
+        std::max(analysis.longest_notice_seconds,
+                 1e-9 * static_cast<double>(transfer.send->end_ns - transfer.receive->end_ns));
+  }
+  return analysis;
+}
+
+}  // namespace voltapile

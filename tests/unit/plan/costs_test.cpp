@@ -1,0 +1,99 @@
+#include "voltapile/plan/costs.hpp"
+
+#include <array>
+
+#include <gtest/gtest.h>
+
+#include "../../support/sample_deck.hpp"
+
+namespace voltapile {
+namespace {
+
+struct Model {
+  const char* name;
+  int64_t image, patch, dim, depth, heads, mlp, classes;
+};
+// ViT-Ti to 32 billion parameters (Dosovitskiy et al. 2021, Zhai et al. 2022, Dehghani et al.
+// 2023).
+constexpr std::array<Model, 10> kShapes{{
+    {"Ti/16", 224, 16, 192, 12, 3, 768, 1000},
+    {"S/16", 224, 16, 384, 12, 6, 1536, 1000},
+    {"B/16", 224, 16, 768, 12, 12, 3072, 1000},
+    {"B/32 at 384", 384, 32, 768, 12, 12, 3072, 21841},
+    {"L/16", 224, 16, 1024, 24, 16, 4096, 1000},
+    {"H/14", 224, 14, 1280, 32, 16, 5120, 1000},
+    {"g/14", 224, 14, 1408, 40, 16, 6144, 1000},
+    {"G/14", 224, 14, 1664, 48, 16, 8192, 1000},
+    {"22B", 224, 14, 6144, 48, 48, 24576, 21841},
+    {"32B", 224, 14, 8192, 40, 64, 32768, 21841},
+}};
+
+Deck deck_of(const Model& s) {
+  Deck deck = test::sample_deck();
+  deck.model.image = {s.image, s.image};
+  deck.model.patch = {s.patch, s.patch};
+  deck.model.dim = s.dim;
+  deck.model.depth = s.depth;
+  deck.model.heads = s.heads;
+  deck.model.mlp = s.mlp;
+  deck.model.classes = s.classes;
+  deck.batch = {.global = 8, .micro = 2};
+  return deck;
+}
+
+double recorded_flops(const Plan& plan) {
+  double sum = 0;
+  for (int pp = 0; pp < plan.mesh.pp; ++pp)
+    for (const Instruction& instruction : plan.train.programs[static_cast<size_t>(pp)])
+      sum += cost_of(plan, instruction, pp).flops;
+  return sum * plan.mesh.dp * plan.mesh.tp;
+}
+
+// Of a sample: 6 N T with N the blocks' matrices, 12 T^2 C of attention a block; the head sees one
+// token, and the patch embedding has no gradient of the pixels.
+double analytic(const Model& s) {
+  const auto n = [](int64_t value) { return static_cast<double>(value); };
+  const double tokens = n(s.image / s.patch) * n(s.image / s.patch), c = n(s.dim);
+  const double matrices = n(s.depth) * (4 * c * c + 2 * c * n(s.mlp));
+  return 6 * matrices * tokens + n(s.depth) * 12 * tokens * tokens * c +
+         4 * 3 * n(s.patch * s.patch) * c * tokens + 6 * c * n(s.classes);
+}
+
+TEST(Costs, FlopsOfAStepsInstructionsAreSixNTPlusAttentionForTenShapes) {
+  for (const Model& shape : kShapes) {
+    Deck deck = deck_of(shape);
+    EXPECT_NEAR(recorded_flops(make_plan(deck)) / (8 * analytic(shape)), 1, 1e-3) << shape.name;
+    deck.parallel.pipeline = 2;
+    deck.parallel.data = 2;
+    deck.parallel.schedule = "zero_bubble_h1";
+    EXPECT_NEAR(recorded_flops(make_plan(deck)) / (8 * analytic(shape)), 1, 1e-3) << shape.name;
+  }
+}
+
+TEST(Costs, BytesAreThoseThatLeaveOrEnter) {
+  Deck deck = test::sample_deck();
+  deck.parallel.pipeline = 2;
+  deck.parallel.data = 2;
+  const Plan plan = make_plan(deck);
+  const auto bytes = [&](Op op, Lane lane, int16_t chunk) {
+    return cost_of(plan, {op, lane, chunk, 0}, 1).bytes;
+  };
+  // (B, T, C) in f32
+  const int64_t boundary = 2 * 16 * 32 * 4;
+  EXPECT_EQ(bytes(Op::send_activation, Lane::pipe_out, 1), boundary);
+  EXPECT_EQ(bytes(Op::receive_gradient, Lane::pipe_in, 1), boundary);
+  EXPECT_EQ(bytes(Op::load_batch, Lane::h2d, 0), 2 * 3 * 16 * 16);
+  EXPECT_EQ(bytes(Op::load_batch, Lane::h2d, 1), 2 * 4);
+  EXPECT_EQ(bytes(Op::forward, Lane::compute, 0), 0);
+  const int64_t elements = plan.chunks[1].parameters.elements;
+  EXPECT_EQ(bytes(Op::reduce_gradients, Lane::dp, 1), 4 * elements);
+  EXPECT_EQ(bytes(Op::norm, Lane::dp, -1), 4 * elements);
+  // Gradients in, three of state in and out, weights out
+  EXPECT_EQ(bytes(Op::update, Lane::compute, 1), (1 + 3 + 3 + 1) * 4 * elements);
+  deck.parallel.data = 1;
+  const Plan alone = make_plan(deck);
+  EXPECT_EQ(cost_of(alone, {Op::reduce_gradients, Lane::dp, 1, -1}, 1).bytes, 0);
+}
+
+}  // namespace
+}  // namespace voltapile

@@ -1,0 +1,116 @@
+#include <gtest/gtest.h>
+
+#include "voltapile/report/report.hpp"
+
+#include "intervals.hpp"
+#include "measured_costs.hpp"
+#include "simulated_trace.hpp"
+
+namespace voltapile {
+namespace {
+
+TEST(Intervals, AreUnitedCutAndSubtracted) {
+  Intervals a;
+  for (const auto& [begin, end] : {std::pair{10, 20}, {15, 30}, {50, 60}, {30, 31}, {70, 70}})
+    a.add(begin, end);
+  EXPECT_EQ(a.length(), 31);
+  EXPECT_EQ(a.parts().size(), 2u);
+  EXPECT_EQ(a.within(25, 55).length(), 11);
+  Intervals b;
+  b.add(0, 12);
+  b.add(18, 19);
+  b.add(55, 90);
+  EXPECT_EQ(a.without(b).parts(),
+            (std::vector<std::pair<int64_t, int64_t>>{{12, 18}, {19, 31}, {50, 55}}));
+  EXPECT_EQ(a.without(a).length(), 0);
+  EXPECT_EQ(a.without(Intervals()).length(), 31);
+}
+
+class Schedules : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Schedules, BubbleOfARunIsWhatSimulationSaysOfItsOwnTimes) {
+  const Plan plan = make_plan(test::pipeline_deck(GetParam()));
+  const Timeline timeline =
+      simulate(plan.train.programs, plan.train.shape, test::uneven_costs(), 2, memory_of(plan));
+  const Analysis a = analyse(test::simulated_trace(plan, timeline), plan);
+  const Bubble expected = bubble(timeline, 4, 1);
+  EXPECT_NEAR(a.bubble, expected.fraction, 1e-6);
+  EXPECT_NEAR(a.exposed_optimizer, expected.exposed_optimizer, 1e-6);
+  EXPECT_NEAR(a.bubble_simulated, expected.fraction, 0.005);
+  EXPECT_GT(a.bubble, 0.02);
+  EXPECT_EQ(a.impossible_transfers, 0);
+  EXPECT_GT(a.transfers, 0);
+  EXPECT_NEAR(a.longest_notice_seconds, 0, 1e-9);
+  EXPECT_EQ(a.first_step, 5);
+  EXPECT_EQ(a.end_step, 7);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Schedules,
+                         ::testing::Values("gpipe", "1f1b", "interleaved", "breadth_first",
+                                           "zero_bubble_h1"));
+
+Trace one_rank(const Plan& plan, const std::vector<TraceEvent>& events) {
+  return {.mesh = plan.mesh,
+          .deck = write_deck(plan.deck),
+          .ranks = {{.place = "rank 0 (pp0 dp0 tp0)", .host = "a", .events = events}}};
+}
+
+TraceEvent event(int32_t name, int32_t lane, int64_t begin, int64_t end) {
+  return {name, lane, name < kOpCount ? 0 : -1, -1, 5, test::kBegin + begin, test::kBegin + end,
+          0,    0};
+}
+TraceEvent event(Op op, Lane lane, int64_t begin, int64_t end) {
+  return event(static_cast<int32_t>(op), static_cast<int32_t>(lane), begin, end);
+}
+TraceEvent event(HostWork work, int64_t begin, int64_t end) {
+  return event(static_cast<int32_t>(work), kMainLane, begin, end);
+}
+
+TEST(Analysis, SharesOfARankCountWhatNothingHides) {
+  const Plan plan = make_plan(test::sample_deck());
+  // 0         100 forward 400  backward 700 | 700 reduce 800 ... 850 update 950 | 1000 step
+  const Analysis a =
+      analyse(one_rank(plan, {event(HostWork::step, 0, 1000), event(HostWork::step_wait, 0, 1000),
+                              event(HostWork::data_wait, 50, 100), event(HostWork::issue, 40, 50),
+                              event(Op::load_batch, Lane::h2d, 0, 40),
+                              event(Op::forward, Lane::compute, 100, 400),
+                              event(Op::backward, Lane::compute, 400, 700),
+                              event(Op::reduce_gradients, Lane::dp, 650, 800),
+                              event(Op::update, Lane::compute, 850, 950)}),
+              plan);
+  const RankShare& rank = a.ranks.front();
+  EXPECT_NEAR(rank.wall_seconds, 1000e-9, 1e-15);
+  EXPECT_NEAR(rank.busy[static_cast<size_t>(Lane::compute)], 0.70, 1e-9);
+  EXPECT_NEAR(rank.exposed_reduction, 0.10, 1e-9);
+  EXPECT_NEAR(rank.optimizer, 0.10, 1e-9);
+  EXPECT_NEAR(rank.data_wait, 0.05, 1e-9);
+  EXPECT_NEAR(rank.issue, 0.01, 1e-9);
+  EXPECT_NEAR(rank.covered, 0.90, 1e-9);
+  EXPECT_NEAR(a.coverage, 0.90, 1e-9);
+  EXPECT_EQ(a.operations.front().name, static_cast<int32_t>(HostWork::step_wait));
+}
+
+TEST(Analysis, FindsAReceiveThatEndsBeforeItsSendBegins) {
+  const Plan plan = make_plan(test::pipeline_deck("1f1b"));
+  Trace trace = test::simulated_trace(
+      plan, simulate(plan.train.programs, plan.train.shape, test::uneven_costs(), 2));
+  // Rank 1's clock is wrong by a second, and states 20 us.
+  trace.ranks[1].clock_skew_ns = 20'000;
+  for (TraceEvent& e : trace.ranks[1].events) {
+    e.begin_ns -= 1'000'000'000;
+    e.end_ns -= 1'000'000'000;
+  }
+  const Analysis a = analyse(trace, plan);
+  EXPECT_GT(a.impossible_transfers, 0);
+  EXPECT_NEAR(a.skew_seconds, 40e-6, 1e-12);
+}
+
+TEST(Analysis, RefusesATraceOfAnotherMesh) {
+  const Plan plan = make_plan(test::pipeline_deck("1f1b"));
+  Trace trace = test::simulated_trace(
+      plan, simulate(plan.train.programs, plan.train.shape, test::uneven_costs(), 1));
+  EXPECT_THROW(analyse(trace, make_plan(test::sample_deck())), Error);
+}
+
+}  // namespace
+}  // namespace voltapile
