@@ -129,7 +129,6 @@ std::vector<std::string> not_trainable(const Plan& plan) {
     messages.push_back(format("{}{}{} = \"{}\": {}; {}", deck.path, deck.path.empty() ? "" : ": ",
                               key, value, why, fix));
   };
-  const std::string_view later = "this version plans it but cannot train it yet";
   if (deck.run.device == DeviceKind::cuda && !cuda_is_built())
     refuse("run.device", "cuda", "this program was built without CUDA", "set \"cpu\"");
   const DataFormat format_ = deck.data.format;

@@ -27,13 +27,16 @@ ChunkFlops flops_of(const Plan& plan, const Chunk& chunk) {
   return sum;
 }
 
-InstructionCost cost_of(const Plan& plan, const Instruction& instruction, int pp) {
+InstructionCost cost_of(const Plan& plan, const Instruction& instruction) {
   const auto of_chunk = [&](Value value) {
     return static_cast<int64_t>(value_bytes(plan, plan.train, value, instruction.chunk));
   };
   const auto arithmetic = [&](auto&& part) {
     const ChunkFlops all = flops_of(plan, plan.chunks[static_cast<size_t>(instruction.chunk)]);
     return InstructionCost{.flops = part(all) / plan.mesh.tp};
+  };
+  const auto shard_of = [&](DType type) {
+    return plan.shard_elements(instruction.chunk) * static_cast<int64_t>(bytes_of(type));
   };
   const auto moved = [](int64_t bytes) { return InstructionCost{.bytes = bytes}; };
   switch (instruction.op) {
@@ -56,26 +59,23 @@ InstructionCost cost_of(const Plan& plan, const Instruction& instruction, int pp
     case Op::send_gradient:
     case Op::receive_gradient: return moved(of_chunk(Value::gradient));
     case Op::store_activation:
-    case Op::fetch_activation: return moved(of_chunk(Value::saved));
+    case Op::fetch_activation: return moved(of_chunk(Value::stored));
+    case Op::load_weights:
+    case Op::save_weights:
+    case Op::fetch_weights: return moved(shard_of(plan.train.sizes.working));
     case Op::gather_weights: return moved(plan.mesh.dp > 1 ? of_chunk(Value::weights) : 0);
     case Op::reduce_gradients: return moved(plan.mesh.dp > 1 ? of_chunk(Value::gradients) : 0);
-    case Op::update: {
+    case Op::offload_gradients: return moved(shard_of(plan.gradient_store));
+    case Op::load_state:
+    case Op::save_state: return moved(of_chunk(Value::state));
+    case Op::update:
       // Reads gradients and state, writes state and weights.
-      const auto shard = plan.shard_elements(instruction.chunk);
-      const auto one = [&](DType type) { return shard * static_cast<int64_t>(bytes_of(type)); };
-      return moved(one(plan.gradient_store) + 2 * of_chunk(Value::state) +
-                   one(plan.train.sizes.working));
-    }
+      return moved(shard_of(plan.gradient_store) + 2 * of_chunk(Value::state) +
+                   shard_of(plan.train.sizes.working));
+    case Op::norm: return {};  // a few numbers: squares are summed where gradients are reduced
     case Op::snapshot: return moved(of_chunk(Value::state));
-    case Op::norm: break;
   }
-  int64_t reduced = 0;
-  for (size_t chunk = 0; chunk < plan.chunks.size(); ++chunk) {
-    if (plan.chunks[chunk].rank == pp)
-      reduced += plan.shard_elements(static_cast<int>(chunk)) *
-                 static_cast<int64_t>(bytes_of(plan.gradient_store));
-  }
-  return moved(reduced);
+  return {};
 }
 
 }  // namespace voltapile

@@ -16,10 +16,10 @@ bool Engine::repeats(int chunk) {
   Buffer host = device.allocate_host(saved_bytes + output_bytes + sizeof(double), "repeated work");
   std::array<uint64_t, 2> digests{};
   for (uint64_t& digest : digests) {
-    impl.kernels.fill(impl.summed, 0, stream);
+    impl.kernels.fill(impl.loss, 0, stream);
     impl.chunks[static_cast<size_t>(chunk)].model->forward(
         impl.micro_step(chunk, 0, impl.rank_samples()), memory);
-    device.copy(host.data(), impl.slots.data, sizeof(double), stream);
+    device.copy(host.data(), impl.loss.data, sizeof(double), stream);
     if (saved_bytes > 0)
       device.copy(host.data() + sizeof(double), memory.saved, saved_bytes, stream);
     if (output_bytes > 0)
@@ -30,7 +30,7 @@ bool Engine::repeats(int chunk) {
     bits.add(host.data(), host.bytes());
     digest = bits.value();
   }
-  impl.kernels.fill(impl.summed, 0, stream);  // as a step leaves it
+  impl.kernels.fill(impl.loss, 0, stream);  // as a step leaves it
   device.wait_on_host(device.record(stream));
   return digests[0] == digests[1];
 }

@@ -132,7 +132,7 @@ void Integrity::add_weights(int chunk, RankCopies& mine) {
         .what = format("weights of chunk {}, part {} (pp{} tp{})", chunk, part, here.pp, here.tp),
         .digest = digest_of(piece.data, piece.bytes())};
     if (parts == 1 || part == here.dp) {
-      const TensorView master = context_.master(chunk);
+      const TensorView master = context_.state(chunk, StatePart::master);
       Device& device = context_.device();
       Stream& stream = device.stream(Lane::d2h);
       BitDigest rounded;
@@ -165,9 +165,17 @@ void Integrity::add_state(int chunk, RankCopies& mine) {
         {.what = format("{} of chunk {} (pp{} tp{})", name, chunk, here.pp, here.tp),
          .digest = digest_of(t.data, t.bytes())});
   };
-  add("master weights", context_.master(chunk));
-  add("first moments", context_.m(chunk));
-  add("second moments", context_.v(chunk));
+  const std::pair<const char*, StatePart> parts[] = {
+      {"master weights", StatePart::master},
+      {"first moments", StatePart::m},
+      {"second moments", StatePart::v},
+      {"codes of first moments", StatePart::m_codes},
+      {"scales of first moments", StatePart::m_scales},
+      {"codes of second moments", StatePart::v_codes},
+      {"scales of second moments", StatePart::v_scales},
+      {"averaged weights", StatePart::ema}};
+  for (const auto& [name, part] : parts)
+    if (const TensorView t = context_.state(chunk, part)) add(name, t);
 }
 
 void Integrity::add_replicated(int chunk, RankCopies& mine) {
@@ -194,6 +202,7 @@ void Integrity::check(Engine& engine, int64_t step) {
   RankCopies mine{
       .place = format("{} on {}", control_.place, host_name()), .copies = {}, .own_faults = {}};
   for (int chunk : context_.chunks()) {
+    context_.bring(chunk);
     add_weights(chunk, mine);
     add_state(chunk, mine);
     add_replicated(chunk, mine);
@@ -201,6 +210,7 @@ void Integrity::check(Engine& engine, int64_t step) {
   const std::vector<int>& chunks = context_.chunks();
   if (!chunks.empty()) {
     const int chunk = chunks[checks_++ % chunks.size()];
+    context_.bring(chunk);
     if (!engine.repeats(chunk))
       mine.own_faults.push_back(
           format("its device computed chunk {} twice, with other bits", chunk));

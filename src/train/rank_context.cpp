@@ -188,6 +188,18 @@ void RankContext::get_state(int chunk, const ShardState<float>& into) const {
   }
 }
 
+void RankContext::bring(int chunk) const {
+  if (plan_.deck.memory.optimizer == Home::nvme) load_state(chunk);
+  if (plan_.deck.memory.weights == Home::device) return;
+  if (plan_.deck.memory.weights == Home::nvme) load_weights(chunk);
+  const Range own = shard(chunk);
+  const TensorView all = weights(chunk), mine = all.slice_flat(own.begin, own.end);
+  Stream& stream = device_.stream(Lane::dp);
+  device_.copy(mine.data, host_weights(chunk).data, mine.bytes(), stream);
+  if (plan_.deck.optimizer.zero == 1) links_.data->all_gather(mine, all, stream);
+  device_.wait_on_host(device_.record(stream));
+}
+
 ShardState<const float> RankContext::state_on_host(int chunk) const {
   if (plan_.deck.memory.optimizer != Home::host) return {};
   const auto at = [&](StatePart part) {

@@ -79,7 +79,7 @@ Recorder::Recorder(const RankContext& context, Communicator& control, fs::path r
   const Plan& plan = context.plan();
   const int pp = context.coord().pp;
   for (const Instruction& instruction : plan.train.programs[static_cast<size_t>(pp)])
-    costs_.push_back(cost_of(plan, instruction, pp));
+    costs_.push_back(cost_of(plan, instruction));
 
   const std::vector<std::string> clocks = control.gather_text(clock_name());
   one_clock_ = std::all_of(clocks.begin(), clocks.end(),

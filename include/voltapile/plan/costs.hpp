@@ -16,11 +16,11 @@ ChunkFlops flops_of(const Plan& plan, const Chunk& chunk);
 
 struct InstructionCost {
   double flops = 0;  // of one tensor rank
-  // Sent or received (a collective of several data ranks: the tensor's own bytes), copied from the
-  // host, or, of norm and update, read and written; 0 of the model's layers.
+  // Sent or received (a collective of several data ranks: the tensor's own bytes), copied to or
+  // from the host or a disk, or, of update, read and written; 0 of the model's layers.
   int64_t bytes = 0;
 };
-// Of a training step's instruction, on one rank of pipeline rank `pp`.
-InstructionCost cost_of(const Plan& plan, const Instruction& instruction, int pp);
+// Of a training step's instruction, on one rank.
+InstructionCost cost_of(const Plan& plan, const Instruction& instruction);
 
 }  // namespace voltapile

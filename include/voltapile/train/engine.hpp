@@ -65,6 +65,9 @@ class RankContext {
   void put_weight_shard(int chunk, const std::byte* data);
   void put_state(int chunk, const ShardState<const float>& from);
   void get_state(int chunk, const ShardState<float>& into) const;
+  // Whatever of a chunk's weights lives elsewhere, to its slot on the device, and of its state to
+  // host memory: until the next chunk. Collective over the data axis.
+  void bring(int chunk) const;
   // What lies in host memory in this form all the time.
   ShardState<const float> state_on_host(int chunk) const;
 

@@ -24,7 +24,7 @@ inline Trace simulated_trace(const Plan& plan, const Timeline& timeline, int64_t
     for (const Span& span : timeline.spans) {
       if (span.rank != rank) continue;
       const Instruction& i = span.instruction;
-      const InstructionCost cost = cost_of(plan, i, rank);
+      const InstructionCost cost = cost_of(plan, i);
       record.events.push_back({static_cast<int32_t>(i.op), static_cast<int32_t>(i.lane), i.chunk,
                                i.micro, first + span.step, ns(span.begin), ns(span.end), cost.bytes,
                                cost.flops});
