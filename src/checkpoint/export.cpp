@@ -109,8 +109,8 @@ std::vector<std::byte> encode(const std::string& name, const std::vector<float>&
 
 }  // namespace
 
-Exported export_weights(const fs::path& checkpoint, const fs::path& file, DType type) {
-  const WholeTensors tensors(checkpoint);
+safetensors::Layout safetensors_layout(const WholeTensors& tensors, const fs::path& checkpoint,
+                                       DType type) {
   safetensors::Layout layout{.metadata = metadata_of(tensors.state(), checkpoint)};
   int64_t at = 0;
   for (const std::string& name : tensors.names("master")) {
@@ -119,13 +119,20 @@ Exported export_weights(const fs::path& checkpoint, const fs::path& file, DType 
     layout.tensors.push_back({name, std::string(safetensors::dtype_name(type)), shape, at, end});
     at = end;
   }
+  return layout;
+}
+
+Exported export_weights(const fs::path& checkpoint, const fs::path& file, DType type) {
+  const WholeTensors tensors(checkpoint);
+  const safetensors::Layout layout = safetensors_layout(tensors, checkpoint, type);
   const std::string header = safetensors::header_bytes(layout);
   NewFile out(file);
   out.write(std::as_bytes(std::span(header)));
   for (const safetensors::Tensor& tensor : layout.tensors)
     out.write(encode(tensor.name, tensors.read("master", tensor.name), type));
   out.publish();
-  return {static_cast<int64_t>(layout.tensors.size()), static_cast<int64_t>(header.size()) + at};
+  return {static_cast<int64_t>(layout.tensors.size()),
+          static_cast<int64_t>(header.size()) + layout.tensors.back().end};
 }
 
 }  // namespace voltapile

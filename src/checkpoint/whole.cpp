@@ -7,10 +7,12 @@
 
 namespace voltapile {
 
-WholeTensors::WholeTensors(const std::filesystem::path& checkpoint)
+WholeTensors::WholeTensors(const std::filesystem::path& checkpoint, Digests digests)
     : index_(open_index(checkpoint)) {
   for (size_t shard = 0; shard < index_.shards.size(); ++shard) {
-    const std::string fault = shard_fault(checkpoint, index_, shard);
+    const std::string fault = digests == Digests::compare
+                                  ? shard_fault(checkpoint, index_, shard)
+                                  : size_fault(checkpoint, index_.shards[shard]);
     if (!fault.empty()) throw Error(ExitCode::bad_data, fault + "; use another checkpoint");
   }
   remark_ = allow_open_files(index_.shards.size());

@@ -184,6 +184,16 @@ void add_model(Schema& schema) {
              .help = "Standard deviation of the initial weights (a normal distribution cut at two "
                      "deviations).",
              .also = "init_std initializer_range"});
+  model.add(
+      "init", &M::init, Text{"a file or folder name"},
+      {.fallback = literal("\"\""),
+       .help = "First weights: a safetensors file (timm's or HuggingFace's ViT), a run's "
+               "folder, which stands for its latest checkpoint, or a step's. Moments, step and "
+               "data begin anew. A head for other classes is new; positions of another grid "
+               "are resized.",
+       .on_resume = OnResume::may_change,
+       .also = "pretrained weights init_from finetune",
+       .naming = Naming::file});
 }
 
 void add_parallel(Schema& schema) {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "voltapile/base/thread_pool.hpp"
+#include "voltapile/checkpoint/initial_weights.hpp"
 
 namespace voltapile {
 
@@ -83,10 +85,9 @@ class Staging {
   Buffer memory_;
 };
 
-}  // namespace
-
-void initialise(RankContext& context, int threads) {
-  ThreadPool pool(threads);
+// Moments zero; `fill` gives each parameter's local tensor, whose memory is zero.
+void begin_with(RankContext& context,
+                const std::function<void(const Parameter&, TensorView)>& fill) {
   const Plan& plan = context.plan();
   const Staging staging(context, 1, "initial weights");
   float* const master = staging.data();
@@ -97,12 +98,44 @@ void initialise(RankContext& context, int threads) {
                 0.0f);
     for (const FlatEntry& entry : layout.entries) {
       const Parameter& parameter = parameter_of(plan.architecture, entry);
-      initial_values(
-          plan.architecture, parameter, plan.deck.run.seed, plan.mesh.tp, context.coord().tp,
-          {master + entry.offset, DType::f32, local_shape(parameter, plan.mesh.tp)}, &pool);
+      fill(parameter, {master + entry.offset, DType::f32, local_shape(parameter, plan.mesh.tp)});
     }
     put_chunk(context, number, master, zeros, zeros);
   }
+}
+
+void copy_local(const Parameter& parameter, int tp, int tp_rank, const std::vector<float>& whole,
+                TensorView local) {
+  const int64_t whole_columns = parameter.shape.elements() / parameter.shape[0];
+  const int64_t columns = local.elements() / local.shape[0];
+  for (const Rectangle& part : placement(parameter, tp, tp_rank)) {
+    for (int64_t row = 0; row < part.rows; ++row) {
+      std::copy_n(whole.data() + (part.whole_row + row) * whole_columns + part.whole_column,
+                  part.columns,
+                  local.as<float>() + (part.local_row + row) * columns + part.local_column);
+    }
+  }
+}
+
+}  // namespace
+
+void initialise(RankContext& context, int threads) {
+  ThreadPool pool(threads);
+  const Plan& plan = context.plan();
+  begin_with(context, [&](const Parameter& parameter, TensorView local) {
+    initial_values(plan.architecture, parameter, plan.deck.run.seed, plan.mesh.tp,
+                   context.coord().tp, local, &pool);
+  });
+}
+
+std::vector<std::string> take_weights(RankContext& context) {
+  const Plan& plan = context.plan();
+  InitialWeights weights(plan.deck.model.init, plan.architecture, plan.deck.run.seed,
+                         plan.deck.path, Digests::compared);
+  begin_with(context, [&](const Parameter& parameter, TensorView local) {
+    copy_local(parameter, plan.mesh.tp, context.coord().tp, weights.read(parameter), local);
+  });
+  return weights.notes();
 }
 
 void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what) {

@@ -2,6 +2,8 @@
 // writer.
 #pragma once
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "voltapile/checkpoint/checkpoint.hpp"
 #include "voltapile/train/engine.hpp"
@@ -10,11 +12,14 @@ namespace voltapile {
 
 // Weights by Philox, made by `threads` threads; moments zero.
 void initialise(RankContext& context, int threads);
+// Weights out of deck.model.init, moments zero; returns what was not taken over one to one. A
+// checkpoint there has been looked at for damage.
+std::vector<std::string> take_weights(RankContext& context);
 // Weights of every rank from a checkpoint; moments too when `with_moments`.
 enum class Restore { weights, everything };
 void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what);
-// Which weights the program computes with: the master weights rounded, or, to evaluate, their moving
-// average. Collective over the data axis; every lane must be idle.
+// Which weights the program computes with: the master weights rounded, or, to evaluate, their
+// moving average. Collective over the data axis; every lane must be idle.
 enum class Shown { master, averaged };
 void show_weights(RankContext& context, Shown which);
 // This rank's part of a checkpoint, in host memory: one buffer a chunk and part of its state, or

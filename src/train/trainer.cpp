@@ -81,6 +81,13 @@ Watch::Subject give_up_with(Watch& watch, Device& device) {
   return watch.on_hang([&device](const std::string& verdict) { device.fail(verdict); });
 }
 
+void refuse_damage(const std::vector<std::string>& damage,
+                   const std::filesystem::path& checkpoint) {
+  if (damage.empty()) return;
+  throw SharedError(ExitCode::bad_data,
+                    format("{} is damaged: {}", checkpoint.string(), join(damage, "\n  ")));
+}
+
 TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& options) {
   std::unique_ptr<Communicator>& world = ranks.world;
   Watch watch(*world, options.watch);
@@ -111,6 +118,10 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
   agree(*world, [&] {
     finished = is_finished(plan.deck, run_dir, stored ? stored->state.step : 0, total);
   });
+  if (const std::filesystem::path init = plan.deck.model.init;
+      !stored && std::filesystem::is_directory(init)) {
+    refuse_damage(shared([&] { return find_damage(resolve_checkpoint(init), *world); }), init);
+  }
   if (folder) log::add_file(folder->path() / "log.txt");
   if (finished) {
     TrainSummary summary;
@@ -191,10 +202,7 @@ EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions&
     stored = read_run_state(checkpoint);
   });
   const std::vector<std::string> damage = shared([&] { return find_damage(checkpoint, *world); });
-  if (!damage.empty()) {
-    throw SharedError(ExitCode::bad_data,
-                      format("{} is damaged: {}", checkpoint.string(), join(damage, "\n  ")));
-  }
+  refuse_damage(damage, checkpoint);
   Communicator& control = *world;
   const int rank = control.rank();
   std::unique_ptr<Device>& device = ranks.device;

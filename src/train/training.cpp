@@ -20,12 +20,21 @@ constexpr int kSkipLimit = 50;
 
 }  // namespace
 
+void Training::begin() {
+  const Deck& deck = plan_.deck;
+  if (deck.model.init.empty()) return initialise(context_, host_threads(deck, control_));
+  const std::vector<std::string> notes = take_weights(context_);
+  if (!leads() || options_.quiet) return;
+  log::info(format("  model.init: weights of {}", deck.model.init));
+  for (const std::string& note : notes) log::info("    " + note);
+}
+
 void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
   StepState state;
   const Deck& deck = plan_.deck;
   state.loss_scale = first_loss_scale(deck.precision);
   agree(control_, [&] {
-    if (!checkpoint) return initialise(context_, host_threads(deck, control_));
+    if (!checkpoint) return begin();
     restore(context_, *checkpoint, Restore::everything);
     const RunState stored = read_run_state(*checkpoint);
     state.inputs.step = stored.step;

@@ -43,6 +43,7 @@ class Training {
   void look(RankState& state) const;  // from the watch's thread
   const BatchMemory& next_batch();
   void start(const std::optional<std::filesystem::path>& checkpoint);
+  void begin();  // a new run's weights
   void finish_step();
   void evaluate();         // where the deck has a test part
   void check_integrity();  // where the deck asks for it

@@ -156,3 +156,65 @@ def test_files_that_do_not_fit_leave_no_run(program):
         assert refused.returncode == 4, refused.stderr
         assert refused.stderr.count("error:") == 1 and "bad.safetensors" in refused.stderr
         assert not (program.folder / "runs").exists()
+
+
+def model_of(run):
+    with h5py.File(run / "checkpoints" / "latest" / "index.h5") as file:
+        return {name: data[:] for name, data in file["model"].items()}, dict(file.attrs)
+
+
+@pytest.mark.parametrize("source", ["checkpoint", "safetensors"])
+def test_a_run_begins_with_the_weights_that_init_names_on_any_mesh(program, source):
+    program.good("train", program.deck(), ranks=4)
+    teacher = program.folder / "runs" / "small"
+    taken = teacher
+    if source == "safetensors":
+        taken = program.folder / "model.safetensors"
+        program.good("export", teacher, taken)
+    weights, _ = model_of(teacher)
+    # With a learning rate of 0 the weights stay what they began as.
+    begin = ["--set", f"model.init={taken}", "--set", "optimizer.lr=0", "--set", "run.steps=1"]
+    meshes = {
+        "one": (1, ["parallel.pipeline=1", "parallel.data=1", "model.classes=7"]),
+        "tp": (4, ["parallel.pipeline=2", "parallel.data=1", "parallel.tensor=2"]),
+    }
+    for name, (ranks, changes) in meshes.items():
+        more = [word for change in changes for word in ("--set", change)]
+        more += ["--set", f"run.name={name}"]
+        out = program.good("train", program.deck(), *begin, *more, ranks=ranks)
+        got, attributes = model_of(program.folder / "runs" / name)
+        assert attributes["step"] == 1 and attributes["samples"] == 16
+        assert "model.init: weights of" in out
+        for tensor, values in weights.items():
+            if name == "one" and tensor.startswith("head."):
+                assert "head: new, for 7 classes: 10 in the file" in out
+                assert got[tensor].shape[0] == 7
+            else:
+                np.testing.assert_array_equal(got[tensor], values, err_msg=f"{name} {tensor}")
+
+
+def test_init_refuses_what_is_damaged_missing_or_of_another_model(program):
+    program.good("train", program.deck(), ranks=4)
+    run = program.folder / "runs" / "small"
+
+    def refused(init, *more):
+        done = program.run(
+            "train",
+            program.deck(),
+            "--set",
+            f"model.init={init}",
+            "--set",
+            "run.name=next",
+            *more,
+            ranks=4,
+        )
+        assert done.returncode == 4, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    assert "nowhere.safetensors" in refused(program.folder / "nowhere.safetensors")
+    assert "blocks.0.mlp.fc1.weight: (128, 32) there, (64, 32) here" in refused(
+        run, "--set", "model.mlp=64"
+    )
+    shard = run / "checkpoints" / "step_00000012" / "shard_00002.h5"
+    shard.write_bytes(shard.read_bytes()[:-9])
+    assert "shard_00002.h5" in refused(run)

@@ -55,6 +55,7 @@ struct Deck {
     bool qk_norm{};
     double drop_path{};  // rate of the last block; grows linearly from 0, as timm's
     double initial_std{};
+    std::string init;  // first weights; empty = made. Resolved against the deck's folder
     bool operator==(const Model&) const = default;
   } model;
   struct Loss {

@@ -124,7 +124,7 @@ TEST(BadDeck, UnknownSectionGetsTheNearest) {
       {14, "[model.extra]\na = 1",
        "14:8: model.extra = {a table}: no such key; [model] has image, "
        "channels, patch, dim, depth, heads, mlp, classes, pool, position, qkv_bias, layer_scale, "
-       "qk_norm, drop_path, initial_std"},
+       "qk_norm, drop_path, initial_std, init"},
   });
 }
 

@@ -101,6 +101,7 @@ class RandomDeck {
     model.qk_norm = flag();
     model.drop_path = real(0, 0.99);
     model.initial_std = real(1e-6, 10);
+    if (flag()) model.init = "/weights/" + word("own");
   }
 
   void draw_parallel(Deck::Parallel& parallel) {
@@ -230,6 +231,7 @@ TEST(CompareDecks, NamesKeyValuesAndWhetherARunMayContinue) {
                           "eval.every_steps=5",
                           "checkpoint.every_steps=5",
                           "checkpoint.keep_last=1",
+                          "model.init=/x",
                           "checkpoint.every_minutes=1.5",
                           "checkpoint.keep_every=100",
                           "checkpoint.on_error=continue",
