@@ -13,8 +13,8 @@ void initialise(RankContext& context, int threads);
 // Weights of every rank from a checkpoint; moments too when `with_moments`.
 enum class Restore { weights, everything };
 void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what);
-// Which weights the program computes with: the master weights rounded, or, to evaluate, their moving
-// average. Collective over the data axis; every lane must be idle.
+// Which weights the program computes with: the master weights rounded, or, to evaluate, their
+// moving average. Collective over the data axis; every lane must be idle.
 enum class Shown { master, averaged };
 void show_weights(RankContext& context, Shown which);
 // This rank's part of a checkpoint, in host memory: one buffer a chunk and part of its state, or
