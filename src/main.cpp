@@ -30,6 +30,7 @@
 
 #include "checkpoint_commands.hpp"
 #include "node_commands.hpp"
+#include "plan_command.hpp"
 #include "report_command.hpp"
 
 namespace voltapile {
@@ -65,32 +66,6 @@ A deck is a TOML file; input_decks/README.md explains every key. A run lives in 
 Exit codes: 0 done | 2 the deck or the command line is wrong | 3 it will not fit in memory
             4 bad data or checkpoint | 5 a rank or a device failed
             75 stopped early on purpose after a checkpoint: submit the same command again)";
-
-void require_possible(const Plan& plan) {
-  const std::vector<std::string> missing = not_trainable(plan);
-  if (!missing.empty()) throw Error(ExitCode::bad_input, join(missing, "\n"));
-}
-
-// What keeps a valid plan from running on this machine, now.
-void require_trainable(const Plan& plan) {
-  require_possible(plan);
-  require_fit(plan, {}, HostMemory{available_memory(), local_ranks(plan.mesh.size())});
-}
-
-ExitCode show_plan(const Arguments& arguments) {
-  const Plan plan = make_plan(load_deck(arguments.deck, arguments.overrides));
-  const Hardware hardware =
-      arguments.hardware.empty() ? Hardware{} : load_hardware(arguments.hardware);
-  std::cout << describe(plan, hardware);
-  const std::vector<std::string> missing = not_trainable(plan);
-  if (!missing.empty()) {
-    std::cout << "\nThis version plans this deck but cannot train it:\n";
-    for (const std::string& line : missing) std::cout << "  " << line << "\n";
-  }
-  std::cout.flush();
-  require_fit(plan, hardware);
-  return ExitCode::done;
-}
 
 ExitCode show_ranks(const Arguments& arguments) {
   std::cout << ranks_of(load_deck(arguments.deck, arguments.overrides)) << "\n";
@@ -382,7 +357,8 @@ int run(int argc, char** argv) {
   if (bench->parsed())
     return run_with_mpi(argc, argv, [&](MpiSession& s) { return run_benchmark(arguments, s); });
   try {
-    if (plan->parsed()) return as_int(show_plan(arguments));
+    if (plan->parsed())
+      return as_int(show_plan(arguments.deck, arguments.overrides, arguments.hardware));
     if (ranks->parsed()) return as_int(show_ranks(arguments));
     if (doctor->parsed()) return as_int(show_node());
     if (status->parsed()) return as_int(show_status(arguments));

@@ -88,8 +88,8 @@ void resolve(Plan& plan) {
   plan.reduced_in_place = away || (plan.gradient_store == accumulate_type(deck.precision.type) &&
                                    (deck.optimizer.zero == 0 || deck.parallel.data == 1));
 
-  plan.weights_in_place = away && deck.memory.weights == Home::device &&
-                          plan.gradient_store == deck.precision.type;
+  plan.weights_in_place =
+      away && deck.memory.weights == Home::device && plan.gradient_store == deck.precision.type;
 
   if (deck.eval.batch == 0) deck.eval.batch = deck.batch.micro;
 }

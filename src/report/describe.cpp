@@ -159,13 +159,13 @@ class Report {
       const bool shortened = a.ranks.size() > kMostRanks && i + 1 == kMostRanks;
       const RankShare& rank = shortened ? a.ranks.back() : a.ranks[i];
       if (shortened) table.add({"..."});
-      table.add({rank.place.substr(0, rank.place.find(" (")),
-                 show_percent(busy(rank, Lane::compute)), show_percent(busy(rank, Lane::pipe_in)),
-                 show_percent(busy(rank, Lane::pipe_out)), show_percent(busy(rank, Lane::dp)),
-                 show_percent(busy(rank, Lane::h2d) + busy(rank, Lane::d2h)),
-                 show_percent(busy(rank, Lane::host)), show_percent(rank.exposed_reduction),
-                 show_percent(rank.data_wait), show_percent(rank.issue),
-                 show_percent(rank.covered)});
+      table.add(
+          {rank.place.substr(0, rank.place.find(" (")), show_percent(busy(rank, Lane::compute)),
+           show_percent(busy(rank, Lane::pipe_in)), show_percent(busy(rank, Lane::pipe_out)),
+           show_percent(busy(rank, Lane::dp)),
+           show_percent(busy(rank, Lane::input) + busy(rank, Lane::h2d) + busy(rank, Lane::d2h)),
+           show_percent(busy(rank, Lane::host)), show_percent(rank.exposed_reduction),
+           show_percent(rank.data_wait), show_percent(rank.issue), show_percent(rank.covered)});
     }
     heading("Ranks: share of the wall time in which a lane is busy");
     text_ += table.text(kIndent);

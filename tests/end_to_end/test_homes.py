@@ -1,5 +1,5 @@
-"""The 32-billion-parameter deck at a sixty-fourth of its width: the same schedule on four ranks, with
-every home, ends in the same numbers; and its memory is where the deck says."""
+"""The 32-billion-parameter deck at a sixty-fourth of its width: the same schedule on four ranks,
+with every home, ends in the same numbers; and its memory is where the deck says."""
 
 import pytest
 

@@ -72,8 +72,8 @@ std::optional<Chosen> choose_checkpoint(const std::filesystem::path& checkpoints
 
 RunState read_run_state(const std::filesystem::path& checkpoint);
 // Reads this rank's pieces out of the whole tensors, whatever mesh wrote them; m, v and ema may be
-// empty (evaluation). Without averaged weights in the checkpoint, ema is filled with the weights. Checks sizes and presence of every shard first. Error(bad_data) names the file or
-// tensor.
+// empty (evaluation). Without averaged weights in the checkpoint, ema is filled with the weights.
+// Checks sizes and presence of every shard first. Error(bad_data) names the file or tensor.
 void load_checkpoint(const std::filesystem::path& checkpoint, const PieceOwner& owner,
                      const std::vector<Piece>& pieces);
 

@@ -1,5 +1,5 @@
-// Named memory of one rank, on its device and its host, laid out by the plan and allocated before the first step: a slot
-// per line of the plan's buffer pools. Nothing is allocated after it.
+// Named memory of one rank, on its device and its host, laid out by the plan and allocated before
+// the first step: the slots of the plan's buffer pools. Nothing is allocated after it.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -13,8 +13,9 @@ namespace voltapile {
 
 class Arena {
  public:
-  // One allocation a pool; slots are 256-byte aligned, those on the host to pages of 4096. Error(does_not_fit) names the pool. State at
-  // home on the host is touched by the threads of `host`. `buffers` must outlive the Arena.
+  // One allocation a pool; slots are 256-byte aligned, those on the host to pages of 4096.
+  // Error(does_not_fit) names the pool. State at home on the host is touched by the threads of
+  // `host`. `buffers` must outlive the Arena.
   Arena(Device& device, const BufferPlan& buffers, ThreadPool& host);
   // The same memory under another phase's plan (evaluation), whose slots must be the same.
   Arena(const Arena& memory, const BufferPlan& buffers);

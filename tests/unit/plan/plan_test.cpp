@@ -175,7 +175,7 @@ TEST(Memory, HomesMoveTheirLines) {
   deck.memory.activations = ActivationStore::host;
   plan = make_plan(deck);
   EXPECT_GT(line(plan, "first moments", Home::nvme), 0u);
-  EXPECT_GT(line(plan, "first moments", Home::host), 0u);
+  EXPECT_GT(line(plan, "optimizer state in transit", Home::host), 0u);
   EXPECT_EQ(line(plan, "first moments", Home::device), 0u);
   EXPECT_GT(line(plan, "weights", Home::host), 0u);
   EXPECT_GT(line(plan, "weights", Home::device), 0u);  // in transit

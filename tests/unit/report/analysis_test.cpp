@@ -72,7 +72,7 @@ TEST(Analysis, SharesOfARankCountWhatNothingHides) {
   const Analysis a =
       analyse(one_rank(plan, {event(HostWork::step, 0, 1000), event(HostWork::step_wait, 0, 1000),
                               event(HostWork::data_wait, 50, 100), event(HostWork::issue, 40, 50),
-                              event(Op::load_batch, Lane::h2d, 0, 40),
+                              event(Op::load_batch, Lane::input, 0, 40),
                               event(Op::forward, Lane::compute, 100, 400),
                               event(Op::backward, Lane::compute, 400, 700),
                               event(Op::reduce_gradients, Lane::dp, 650, 800),

@@ -121,8 +121,8 @@ TEST(Simulation, chunks_weigh_what_they_are_given_and_recompute_counts_once) {
   costs.recompute = 1;
   costs.chunk_weight = {1, 3};
   for (const bool instructions : {false, true}) {
-    const Timeline timeline = simulate(
-        lowered("breadth_first", shape, {instructions, false, true}), shape, costs);
+    const Timeline timeline =
+        simulate(lowered("breadth_first", shape, {instructions, false, true}), shape, costs);
     EXPECT_EQ(when(timeline, 0, Op::forward, 1, 0), Times(1, 4));
     EXPECT_EQ(when(timeline, 0, Op::backward, 1, 0).second, 13);
     EXPECT_EQ(when(timeline, 0, Op::backward, 0, 0).second, 16);

@@ -64,8 +64,7 @@ TEST_P(Golden, programs_are_what_they_were) {
 TEST(GoldenEvaluation, program_is_what_it_was) {
   const ScheduleShape shape{cyclic_chunks(2, 2), 3};
   const std::vector<Program> compute = build_forward_only(shape);
-  compare("evaluation",
-          text_of(compute, lower(compute, shape, {false, false, false}), shape));
+  compare("evaluation", text_of(compute, lower(compute, shape, {false, false, false}), shape));
 }
 
 }  // namespace

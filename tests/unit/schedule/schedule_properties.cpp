@@ -283,8 +283,7 @@ TEST(Memory, breadth_first_has_the_gradients_of_one_chunk_at_a_time) {
 
 TEST(Memory, evaluation_holds_a_few_boundary_activations_whatever_the_number_of_micros) {
   const ScheduleShape shape{cyclic_chunks(4, 3), 40};
-  const auto programs =
-      lower(build_forward_only(shape), shape, {false, false, false});
+  const auto programs = lower(build_forward_only(shape), shape, {false, false, false});
   for (int most : peaks(programs, shape, Value::activation)) EXPECT_LE(most, 4);
   for (int most : peaks(programs, shape, Value::pictures)) EXPECT_LE(most, 2);
 }

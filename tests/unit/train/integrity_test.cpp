@@ -84,8 +84,8 @@ std::string checked(std::vector<std::string> layout, Part part, int victim) {
     if (self == victim && part != Part::nothing) {
       const int chunk = context.chunks().front();
       const TensorView t = part == Part::weights  ? context.weights(chunk)
-                           : part == Part::master ? context.master(chunk)
-                                                  : context.v(chunk);
+                           : part == Part::master ? context.state(chunk, StatePart::master)
+                                                  : context.state(chunk, StatePart::v);
       static_cast<uint8_t*>(t.data)[t.bytes() / 2 + 1] ^= 4;
     }
     try {
