@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs every test: first the whole suite, then the unit and
-# thread suites under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer.
+# thread suites under AddressSanitizer with UndefinedBehaviorSanitizer, and what has threads under
+# ThreadSanitizer.
 # Where CUDA is installed, the program is built with it too, and with CUDA 12 for Volta; no GPU is
 # needed for that. The last line counts individual test cases over all of it: `N passed, N failed`.
 set -euo pipefail
@@ -41,7 +42,8 @@ fi
 
 stages=()
 # run_stage NAME FOLDER "COMMAND PREFIX" "SUITES" [MESON OPTIONS]: configures the folder, builds
-# what the tests of these suites need (of all, if none is named) and runs them. Whatever goes wrong
+# what the tests of these suites need (of all, if none is named; -NAME: without them) and runs them.
+# Whatever goes wrong
 # is left to be read from the reports, so that every stage runs and counts.
 run_stage() {
   local name=$1 folder=$2 prefix=$3 suites=$4 suite selection=()
@@ -49,7 +51,9 @@ run_stage() {
   local reports=$PWD/$folder/test-reports
   say "" "Testing: $name"
   stages+=("$name=$reports")
-  for suite in $suites; do selection+=(--suite "$suite"); done
+  for suite in $suites; do
+    if [ "${suite#-}" = "$suite" ]; then selection+=(--suite "$suite"); else selection+=(--no-suite "${suite#-}"); fi
+  done
   if ! configure "$folder" "$@"; then
     mkdir -p "$reports"
     echo "not configured" >"$reports/not_run"
@@ -73,7 +77,7 @@ if [ $quick = no ]; then
   # g++ 12's ThreadSanitizer cannot start under the widest address randomisation of newer kernels.
   fixed_addresses=""
   if setarch -R true 2>/dev/null; then fixed_addresses="setarch -R "; fi
-  run_stage thread build-tsan "$fixed_addresses" "$suites" -Db_sanitize=thread "${lean[@]}"
+  run_stage thread build-tsan "$fixed_addresses" "unit thread -pure" -Db_sanitize=thread "${lean[@]}"
 fi
 
 # nvcc is often installed without being on PATH.
