@@ -42,9 +42,8 @@ fi
 
 stages=()
 # run_stage NAME FOLDER "COMMAND PREFIX" "SUITES" [MESON OPTIONS]: configures the folder, builds
-# what the tests of these suites need (of all, if none is named; -NAME: without them) and runs them.
-# Whatever goes wrong
-# is left to be read from the reports, so that every stage runs and counts.
+# what the tests of these suites need (of all, if none is named; -NAME: without that one) and runs
+# them. Whatever goes wrong is left to be read from the reports, so that every stage runs and counts.
 run_stage() {
   local name=$1 folder=$2 prefix=$3 suites=$4 suite selection=()
   shift 4
@@ -52,7 +51,10 @@ run_stage() {
   say "" "Testing: $name"
   stages+=("$name=$reports")
   for suite in $suites; do
-    if [ "${suite#-}" = "$suite" ]; then selection+=(--suite "$suite"); else selection+=(--no-suite "${suite#-}"); fi
+    case $suite in
+      -*) selection+=(--no-suite "${suite#-}") ;;
+      *) selection+=(--suite "$suite") ;;
+    esac
   done
   if ! configure "$folder" "$@"; then
     mkdir -p "$reports"
