@@ -70,7 +70,10 @@ def test_trace_holds_every_instruction_on_one_clock(traced):
         assert file.attrs["format_version"] == 1
         assert (file.attrs["pipeline"], file.attrs["data"], file.attrs["tensor"]) == (2, 2, 1)
         names, ranks = names_of(file), events_of(file)
-        assert names_of(file, "lanes") == "compute pipe_in pipe_out dp h2d d2h host main".split()
+        assert (
+            names_of(file, "lanes")
+            == "compute pipe_in pipe_out dp input h2d d2h host disk main".split()
+        )
         assert len(ranks) == 4
         for rank, events in enumerate(ranks):
             assert (events["end_ns"] >= events["begin_ns"]).all()
@@ -253,7 +256,8 @@ def test_page_shows_curves_and_lanes(traced, page, width, theme):
     assert list(image[2, 2]) == [0, 255, 255], "something sticks out to the right"
     corner = image[2, 10].mean()
     assert corner < 60 if theme == "dark" else corner > 200
-    assert count(image, BLUE) > 300 and count(image, ORANGE) > 300, "no lanes"
+    least = width // 4  # bars are as long as their work took on this machine, on a page so wide
+    assert count(image, BLUE) > least and count(image, ORANGE) > least, "no lanes"
     accent = (0x69, 0xA9, 0xFF) if theme == "dark" else (0x1F, 0x6F, 0xD6)
     assert count(image, accent) > 500, "no curves"
 
