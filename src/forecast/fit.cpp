@@ -104,6 +104,8 @@ std::vector<Change> changes_for(const Deck& deck) {
       [](Deck& d) { d.memory.weights = Home::host; });
   add(m.optimizer != Home::nvme && !m.nvme_dir.empty(), "memory.optimizer", "\"nvme\"",
       [](Deck& d) { d.memory.optimizer = Home::nvme; });
+  add(m.optimizer != Home::device && deck.optimizer.moments == MomentStore::f32,
+      "optimizer.moments", "\"int8\"", [](Deck& d) { d.optimizer.moments = MomentStore::int8; });
   add(deck.optimizer.zero == 0 && deck.parallel.data > 1, "optimizer.zero", "1",
       [](Deck& d) { d.optimizer.zero = 1; });
   for (int64_t micro = deck.batch.micro / 2; micro >= 1; micro /= 2)

@@ -71,6 +71,15 @@ TEST(Fit, RemediesFitAndTheCheapestComesFirst) {
   }
 }
 
+// Weights that stream from the host need its memory; moments in 8 bits make the room.
+TEST(Fit, TwoChangesTogetherMayBeWhatItTakes) {
+  Deck deck = load_deck(std::string(VOLTAPILE_INPUT_DECKS) + "/vit32b_synthetic_4xv100.toml");
+  deck.memory.device_limit_bytes = 16'000'000'000;
+  const std::vector<Remedy> list = remedies(make_plan(deck), {}, std::nullopt);
+  ASSERT_FALSE(list.empty());
+  EXPECT_EQ(list.front().change, "memory.weights = \"host\", optimizer.moments = \"int8\"");
+}
+
 TEST(Fit, NoRemedyIsNamedWhereThereIsNone) {
   Deck deck = large_deck();
   deck.memory.device_limit_bytes = 1'000'000;
