@@ -43,7 +43,7 @@ fi
 stages=()
 # run_stage NAME FOLDER "COMMAND PREFIX" "SUITES" [MESON OPTIONS]: configures the folder, builds
 # what the tests of these suites need (of all, if none is named; -NAME: without that one) and runs
-# them. Whatever goes wrong is left to be read from the reports, so that every stage runs and counts.
+# them. Whatever goes wrong is left to be read from the reports: every stage runs and counts.
 run_stage() {
   local name=$1 folder=$2 prefix=$3 suites=$4 suite selection=()
   shift 4
@@ -79,7 +79,8 @@ if [ $quick = no ]; then
   # g++ 12's ThreadSanitizer cannot start under the widest address randomisation of newer kernels.
   fixed_addresses=""
   if setarch -R true 2>/dev/null; then fixed_addresses="setarch -R "; fi
-  run_stage thread build-tsan "$fixed_addresses" "unit thread -pure" -Db_sanitize=thread "${lean[@]}"
+  run_stage thread build-tsan "$fixed_addresses" "unit thread -pure" -Db_sanitize=thread \
+    "${lean[@]}"
 fi
 
 # nvcc is often installed without being on PATH.

@@ -34,7 +34,7 @@ class Fitter {
       for (const Parameter& parameter : layer.parameters)
         fit_.sources.push_back({&parameter, find_parts(parameter), std::nullopt});
     // The position embedding and the head may differ from the deck's; nothing else may.
-    for (Source& source : fit_.sources) {
+    for (WeightSource& source : fit_.sources) {
       if (source.parameter->name == "pos_embed") fit_position(source);
       else if (!source.parameter->name.starts_with("head.")) check_present(source);
     }
@@ -79,7 +79,7 @@ class Fitter {
     return parts;
   }
 
-  void report_missing(const Source& source) {
+  void report_missing(const WeightSource& source) {
     for (const std::string& name : missing_[source.parameter->name])
       fit_.faults.push_back(name + ": missing");
   }
@@ -88,7 +88,7 @@ class Fitter {
         format("{}: {} there, {} here", tensor.name, tensor.shape.text(), wanted.text()));
   }
 
-  void check_present(const Source& source) {
+  void check_present(const WeightSource& source) {
     report_missing(source);
     Shape wanted = source.parameter->shape;
     const auto parts =
@@ -145,7 +145,7 @@ class Fitter {
     return std::nullopt;
   }
 
-  void fit_position(Source& source) {
+  void fit_position(WeightSource& source) {
     if (source.parts.empty()) {
       // A fixed table is computed.
       if (source.parameter->trained) report_missing(source);
@@ -168,8 +168,8 @@ class Fitter {
   }
 
   void fit_head() {
-    Source& weight = fit_.sources[fit_.sources.size() - 2];
-    Source& bias = fit_.sources.back();
+    WeightSource& weight = fit_.sources[fit_.sources.size() - 2];
+    WeightSource& bias = fit_.sources.back();
     const Shape& wanted = weight.parameter->shape;
     const auto renew = [&](const std::string& why) {
       weight.parts.clear();

@@ -17,16 +17,16 @@ struct PositionRows {
   Grid grid;
 };
 
-struct Source {
+struct WeightSource {
   const Parameter* parameter = nullptr;
   std::vector<const safetensors::Tensor*> parts;  // along dim 0; none: a new run's values
   std::optional<PositionRows> position;           // of pos_embed
 };
 
 struct Fit {
-  std::vector<Source> sources;      // one for each parameter, in the model's order
-  std::vector<std::string> notes;   // what is not taken over one to one
-  std::vector<std::string> faults;  // each tensor that is missing, superfluous or wrong
+  std::vector<WeightSource> sources;  // one for each parameter, in the model's order
+  std::vector<std::string> notes;     // what is not taken over one to one
+  std::vector<std::string> faults;    // each tensor that is missing, superfluous or wrong
 };
 // Points into both arguments.
 Fit fit_weights(const safetensors::Layout& layout, const Architecture& architecture);

@@ -36,8 +36,8 @@ std::vector<float> position_values(const Architecture& architecture, const Posit
   return values;
 }
 
-std::vector<float> values_of(const Source& source, const Architecture& architecture, uint64_t seed,
-                             const ReadTensor& read) {
+std::vector<float> values_of(const WeightSource& source, const Architecture& architecture,
+                             uint64_t seed, const ReadTensor& read) {
   const Parameter& parameter = *source.parameter;
   std::vector<float> values;
   if (source.parts.empty()) {
@@ -99,7 +99,7 @@ const std::vector<std::string>& InitialWeights::notes() const { return impl_->fi
 
 std::vector<float> InitialWeights::read(const Parameter& parameter) {
   const auto& sources = impl_->fit.sources;
-  const auto source = std::find_if(sources.begin(), sources.end(), [&](const Source& s) {
+  const auto source = std::find_if(sources.begin(), sources.end(), [&](const WeightSource& s) {
     return s.parameter->name == parameter.name;
   });
   VP_CHECK(source != sources.end(), "{} is not of this model", parameter.name);

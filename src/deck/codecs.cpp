@@ -15,7 +15,7 @@ bool is_printable(const std::string& text) {
   return true;
 }
 
-const std::string* text_in(const Value& value) { return std::get_if<std::string>(&value.data); }
+const std::string* text_in(const TomlValue& value) { return std::get_if<std::string>(&value.data); }
 
 }  // namespace
 
@@ -24,7 +24,7 @@ std::string Integer::allowed() const {
                              : format("an integer from {} to {}", low, high);
 }
 
-bool Integer::read_integer(const Value& value, int64_t& out) const {
+bool Integer::read_integer(const TomlValue& value, int64_t& out) const {
   const auto* integer = std::get_if<int64_t>(&value.data);
   if (integer == nullptr || *integer < low || *integer > high) return false;
   out = *integer;
@@ -41,7 +41,7 @@ std::string Number::allowed() const {
               : format("a number from {} {}", low, limit);
 }
 
-bool Number::read(const Value& value, double& out) const {
+bool Number::read(const TomlValue& value, double& out) const {
   double number = 0;
   if (const auto* integer = std::get_if<int64_t>(&value.data))
     number = static_cast<double>(*integer);
@@ -59,7 +59,7 @@ std::string Number::write(double value) const {
   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
-bool Text::read(const Value& value, std::string& out) const {
+bool Text::read(const TomlValue& value, std::string& out) const {
   const std::string* text = text_in(value);
   if (text == nullptr || !is_printable(*text)) return false;
   out = *text;
@@ -70,7 +70,7 @@ std::string FolderName::allowed() const {
   return "a folder name in quotes, without \"/\", not starting with \".\"";
 }
 
-bool FolderName::read(const Value& value, std::string& out) const {
+bool FolderName::read(const TomlValue& value, std::string& out) const {
   const std::string* text = text_in(value);
   if (text == nullptr || text->empty() || text->size() > 200 || !is_printable(*text)) return false;
   if (text->front() == '.' || text->find('/') != std::string::npos) return false;
@@ -82,7 +82,7 @@ std::string StepWindow::allowed() const {
   return "\"first:end\" with first < end, for example \"100:105\", or \"\" for none";
 }
 
-bool StepWindow::read(const Value& value, std::string& out) const {
+bool StepWindow::read(const TomlValue& value, std::string& out) const {
   const std::string* text = text_in(value);
   if (text == nullptr) return false;
   if (!text->empty()) {
@@ -97,7 +97,7 @@ bool StepWindow::read(const Value& value, std::string& out) const {
   return true;
 }
 
-bool Flag::read(const Value& value, bool& out) const {
+bool Flag::read(const TomlValue& value, bool& out) const {
   const auto* flag = std::get_if<bool>(&value.data);
   if (flag != nullptr) out = *flag;
   return flag != nullptr;
@@ -105,7 +105,7 @@ bool Flag::read(const Value& value, bool& out) const {
 
 std::string Bytes::allowed() const { return "a size such as \"32 GB\" (1e9) or \"32 GiB\" (2^30)"; }
 
-bool Bytes::read(const Value& value, int64_t& out) const {
+bool Bytes::read(const TomlValue& value, int64_t& out) const {
   const auto* integer = std::get_if<int64_t>(&value.data);
   const std::string* text = text_in(value);
   std::optional<int64_t> bytes;
@@ -129,7 +129,7 @@ std::string Seconds::allowed() const {
   return "a time such as \"90s\", \"30m\" or \"71h30m\", up to \"366d\"";
 }
 
-bool Seconds::read(const Value& value, double& out) const {
+bool Seconds::read(const TomlValue& value, double& out) const {
   const std::string* text = text_in(value);
   const auto seconds = text != nullptr ? parse_seconds(*text) : std::nullopt;
   if (!seconds || *seconds < 1 || *seconds > 366 * 86400.0) return false;
@@ -151,11 +151,11 @@ std::string OneOrTwo::allowed() const {
   return format("an integer from {} to {}, or two as [height, width]", low, high);
 }
 
-bool OneOrTwo::read(const Value& value, std::array<int64_t, 2>& out) const {
+bool OneOrTwo::read(const TomlValue& value, std::array<int64_t, 2>& out) const {
   const Integer element{low, high};
   int64_t side = 0;
   if (element.read_integer(value, side)) return out = {side, side}, true;
-  const auto* list = std::get_if<std::vector<Value>>(&value.data);
+  const auto* list = std::get_if<std::vector<TomlValue>>(&value.data);
   std::array<int64_t, 2> both{};
   if (list == nullptr || list->size() != 2 || !element.read_integer((*list)[0], both[0]) ||
       !element.read_integer((*list)[1], both[1]))
@@ -172,8 +172,8 @@ std::string Numbers::allowed() const {
   return format("a list of {}, each {}", how_many, element.allowed());
 }
 
-bool Numbers::read_list(const Value& value, std::vector<double>& out) const {
-  const auto* list = std::get_if<std::vector<Value>>(&value.data);
+bool Numbers::read_list(const TomlValue& value, std::vector<double>& out) const {
+  const auto* list = std::get_if<std::vector<TomlValue>>(&value.data);
   if (list == nullptr) return false;
   std::vector<double> numbers(list->size());
   for (size_t i = 0; i < list->size(); ++i)
@@ -182,11 +182,11 @@ bool Numbers::read_list(const Value& value, std::vector<double>& out) const {
   return true;
 }
 
-bool Numbers::read(const Value& value, std::vector<double>& out) const {
+bool Numbers::read(const TomlValue& value, std::vector<double>& out) const {
   return read_list(value, out);
 }
 
-bool Numbers::read(const Value& value, std::array<double, 2>& out) const {
+bool Numbers::read(const TomlValue& value, std::array<double, 2>& out) const {
   std::vector<double> list;
   if (!read_list(value, list) || list.size() != 2) return false;
   out = {list[0], list[1]};

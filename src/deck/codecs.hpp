@@ -24,9 +24,9 @@ constexpr double kAnyNumber = std::numeric_limits<double>::infinity();
 struct Integer {
   int64_t low, high = kAnyInteger;
   std::string allowed() const;
-  bool read_integer(const Value& value, int64_t& out) const;
+  bool read_integer(const TomlValue& value, int64_t& out) const;
   template <class T>
-  bool read(const Value& value, T& out) const {
+  bool read(const TomlValue& value, T& out) const {
     int64_t integer = 0;
     if (!read_integer(value, integer)) return false;
     out = static_cast<T>(integer);
@@ -44,51 +44,51 @@ struct Number {
   double low, high = kAnyNumber;
   Edge low_edge = Edge::closed, high_edge = Edge::closed;
   std::string allowed() const;
-  bool read(const Value& value, double& out) const;  // an integer is a number too
-  std::string write(double value) const;             // shortest text of the same double
+  bool read(const TomlValue& value, double& out) const;  // an integer is a number too
+  std::string write(double value) const;                 // shortest text of the same double
 };
 
 struct Text {
   std::string what = "text";
   std::string allowed() const { return what + " in quotes"; }
-  bool read(const Value& value, std::string& out) const;
+  bool read(const TomlValue& value, std::string& out) const;
   std::string write(const std::string& value) const { return toml_string(value); }
 };
 
 struct FolderName {  // of a run: one folder below run.dir
   std::string allowed() const;
-  bool read(const Value& value, std::string& out) const;
+  bool read(const TomlValue& value, std::string& out) const;
   std::string write(const std::string& value) const { return toml_string(value); }
 };
 
 struct StepWindow {  // "100:105", or "" for none
   std::string allowed() const;
-  bool read(const Value& value, std::string& out) const;
+  bool read(const TomlValue& value, std::string& out) const;
   std::string write(const std::string& value) const { return toml_string(value); }
 };
 
 struct Flag {
   std::string allowed() const { return "true or false"; }
-  bool read(const Value& value, bool& out) const;
+  bool read(const TomlValue& value, bool& out) const;
   std::string write(bool value) const { return value ? "true" : "false"; }
 };
 
 struct Bytes {
   std::string allowed() const;
-  bool read(const Value& value, int64_t& out) const;
+  bool read(const TomlValue& value, int64_t& out) const;
   std::string write(int64_t value) const;
 };
 
 struct Seconds {
   std::string allowed() const;
-  bool read(const Value& value, double& out) const;
+  bool read(const TomlValue& value, double& out) const;
   std::string write(double value) const;
 };
 
 struct OneOrTwo {  // an integer, or [height, width]
   int64_t low, high;
   std::string allowed() const;
-  bool read(const Value& value, std::array<int64_t, 2>& out) const;
+  bool read(const TomlValue& value, std::array<int64_t, 2>& out) const;
   std::string write(const std::array<int64_t, 2>& value) const;
 };
 
@@ -96,9 +96,9 @@ struct Numbers {         // a list; of exactly two for an array
   std::string how_many;  // "2 numbers"
   Number element;
   std::string allowed() const;
-  bool read_list(const Value& value, std::vector<double>& out) const;
-  bool read(const Value& value, std::vector<double>& out) const;
-  bool read(const Value& value, std::array<double, 2>& out) const;
+  bool read_list(const TomlValue& value, std::vector<double>& out) const;
+  bool read(const TomlValue& value, std::vector<double>& out) const;
+  bool read(const TomlValue& value, std::array<double, 2>& out) const;
   std::string write(const std::vector<double>& value) const;
   std::string write(const std::array<double, 2>& value) const;
 };
@@ -114,7 +114,7 @@ struct Choice {
     return words;
   }
   std::string allowed() const { return list_words(choices()); }
-  bool read(const Value& value, T& out) const {
+  bool read(const TomlValue& value, T& out) const {
     const auto* word = std::get_if<std::string>(&value.data);
     if (word == nullptr) return false;
     for (const auto& option : options)
@@ -141,17 +141,17 @@ struct WordOr {
   Inner inner;
   std::vector<std::string> choices() const { return {word}; }
   std::string allowed() const { return format("\"{}\" or {}", word, inner.allowed()); }
-  bool is_word(const Value& value) const {
+  bool is_word(const TomlValue& value) const {
     const auto* text = std::get_if<std::string>(&value.data);
     return text != nullptr && *text == word;
   }
   template <class T>
-  bool read(const Value& value, T& out) const {
+  bool read(const TomlValue& value, T& out) const {
     if (is_word(value)) return out = T{}, true;
     return inner.read(value, out);
   }
   template <class T>
-  bool read(const Value& value, std::optional<T>& out) const {
+  bool read(const TomlValue& value, std::optional<T>& out) const {
     if (is_word(value)) return out.reset(), true;
     T read_value{};
     if (!inner.read(value, read_value)) return false;
@@ -176,7 +176,7 @@ struct Switch {
   T on, off, automatic;
   std::vector<std::string> choices() const { return {"auto"}; }
   std::string allowed() const { return "true, false or \"auto\""; }
-  bool read(const Value& value, T& out) const {
+  bool read(const TomlValue& value, T& out) const {
     if (const auto* flag = std::get_if<bool>(&value.data)) return out = *flag ? on : off, true;
     const auto* word = std::get_if<std::string>(&value.data);
     if (word == nullptr || *word != "auto") return false;

@@ -58,7 +58,7 @@ class Reader {
   }
 
  private:
-  void fault(Place place, std::string text) { raw_.faults.push_back({place, std::move(text)}); }
+  void fault(TextPlace place, std::string text) { raw_.faults.push_back({place, std::move(text)}); }
 
   void check_headers() {
     for (const Header& header : raw_.headers)
@@ -153,7 +153,7 @@ class Reader {
     fault(section_place(key.substr(0, key.find('.'))), format("{}: {}", key, allowed));
   }
 
-  Place section_place(const std::string& section) const {
+  TextPlace section_place(const std::string& section) const {
     for (const Header& header : raw_.headers)
       if (header.section == section) return header.place;
     return {1, 1};

@@ -193,7 +193,7 @@ void add_model(Schema& schema) {
                "are resized.",
        .on_resume = OnResume::may_change,
        .also = "pretrained weights init_from finetune",
-       .naming = Naming::file});
+       .naming = KeyNaming::file});
 }
 
 void add_parallel(Schema& schema) {
@@ -236,7 +236,7 @@ void add_parallel(Schema& schema) {
                {.fallback = literal("\"\""),
                 .help = "A schedule of your own as text, for schedule = \"file\".",
                 .on_resume = OnResume::may_change,
-                .naming = Naming::file});
+                .naming = KeyNaming::file});
   parallel.add(
       "schedule", &P::schedule,
       words({"gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble_h1", "file"}),

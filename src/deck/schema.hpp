@@ -36,7 +36,7 @@ inline Fallback derived(std::string rule, Derive derive) {
 }
 
 enum class OnResume { fixed, may_change };
-enum class Naming { plain, file };  // file: resolved against the deck's folder
+enum class KeyNaming { plain, file };  // file: resolved against the deck's folder
 
 // What a row says besides its name and type.
 struct Notes {
@@ -46,7 +46,7 @@ struct Notes {
   OnResume on_resume = OnResume::fixed;
   std::string also =
       {};  // names that other programs use for it, separated by spaces; for suggestions
-  Naming naming = Naming::plain;
+  KeyNaming naming = KeyNaming::plain;
   std::string words = {};  // words that others use for a choice: "gpu=cuda fp16=f16"
 };
 
@@ -55,8 +55,8 @@ struct Row {
   Notes notes;
   std::string allowed;
   std::vector<std::string> choices;
-  Value literal;                                                 // of a literal fallback
-  std::function<bool(const Value&, Deck&)> read;                 // false: not allowed
+  TomlValue literal;                                             // of a literal fallback
+  std::function<bool(const TomlValue&, Deck&)> read;             // false: not allowed
   std::function<std::optional<std::string>(const Deck&)> write;  // TOML; empty = not set
   std::function<std::string*(Deck&)> file;                       // of a file name, else null
   std::string name() const { return section + "." + key; }
@@ -100,14 +100,14 @@ class Rows {
     row.allowed = codec.allowed();
     if constexpr (requires { codec.choices(); }) row.choices = codec.choices();
     const auto section = section_;
-    row.read = [codec, section, member](const Value& value, Deck& deck) {
+    row.read = [codec, section, member](const TomlValue& value, Deck& deck) {
       return read(codec, value, deck.*section.*member);
     };
     row.write = [codec, section, member](const Deck& deck) {
       return write(codec, deck.*section.*member);
     };
     if constexpr (std::is_same_v<T, std::string>)
-      if (notes.naming == Naming::file)
+      if (notes.naming == KeyNaming::file)
         row.file = [section, member](Deck& deck) { return &(deck.*section.*member); };
     row.notes = std::move(notes);
     schema_.rows.push_back(std::move(row));
@@ -116,7 +116,7 @@ class Rows {
  private:
   // A codec that knows optionals has a word for "none"; others leave the key out.
   template <class Codec, class T>
-  static bool read(const Codec& codec, const Value& value, T& out) {
+  static bool read(const Codec& codec, const TomlValue& value, T& out) {
     if constexpr (OptionalOf<T>::value && !requires { codec.is_word(value); }) {
       typename T::value_type inner{};
       if (!codec.read(value, inner)) return false;
@@ -128,7 +128,7 @@ class Rows {
   }
   template <class Codec, class T>
   static std::optional<std::string> write(const Codec& codec, const T& value) {
-    if constexpr (OptionalOf<T>::value && !requires { codec.is_word(Value{}); }) {
+    if constexpr (OptionalOf<T>::value && !requires { codec.is_word(TomlValue{}); }) {
       if (!value) return std::nullopt;
       return codec.write(*value);
     } else {

@@ -25,7 +25,7 @@ void add_files(Rows<Deck::Data>& data) {
             .help = "Training pictures. Needed by every format but synthetic.",
             .on_resume = OnResume::may_change,
             .also = "path train_images root train_dir",
-            .naming = Naming::file});
+            .naming = KeyNaming::file});
   data.add("train_labels", &D::train_labels, Text{"a file name"},
            {.fallback = derived("data.train with labels-idx1 for images-idx3 in its name",
                                 [](Deck& deck, const Given&) {
@@ -33,13 +33,13 @@ void add_files(Rows<Deck::Data>& data) {
                                 }),
             .help = "Their labels; format idx only.",
             .on_resume = OnResume::may_change,
-            .naming = Naming::file});
+            .naming = KeyNaming::file});
   data.add("test", &D::test, Text{"a file or folder name"},
            {.fallback = literal("\"\""),
             .help = "Test pictures; without them there is no evaluation.",
             .on_resume = OnResume::may_change,
             .also = "val validation val_images test_images val_dir",
-            .naming = Naming::file});
+            .naming = KeyNaming::file});
   data.add("test_labels", &D::test_labels, Text{"a file name"},
            {.fallback = derived("as train_labels, from data.test",
                                 [](Deck& deck, const Given&) {
@@ -48,7 +48,7 @@ void add_files(Rows<Deck::Data>& data) {
             .help = "Their labels; format idx only.",
             .on_resume = OnResume::may_change,
             .also = "val_labels",
-            .naming = Naming::file});
+            .naming = KeyNaming::file});
 }
 
 void add_data(Schema& schema) {

@@ -180,7 +180,7 @@ void add_memory(Schema& schema) {
                "on nvme. The files there go when the run ends, however it ends.",
        .on_resume = OnResume::may_change,
        .also = "nvme_path swap_dir offload_dir",
-       .naming = Naming::file});
+       .naming = KeyNaming::file});
   memory.add("device_limit", &M::device_limit_bytes, Bytes{},
              {.fallback = not_set("what the device has"),
               .help = "Device memory that a rank may use; the plan must fit.",

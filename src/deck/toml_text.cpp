@@ -28,21 +28,21 @@ namespace {
 constexpr size_t kLongestText = 1 << 20, kLongestLine = 4096;
 constexpr int kMostRepairs = 50;
 
-Place place_of(const toml::source_region& region) {
+TextPlace place_of(const toml::source_region& region) {
   return {static_cast<int>(region.begin.line), static_cast<int>(region.begin.column)};
 }
 
-Value convert(const toml::node& node) {
+TomlValue convert(const toml::node& node) {
   if (const auto* value = node.as_boolean()) return {value->get()};
   if (const auto* value = node.as_integer()) return {value->get()};
   if (const auto* value = node.as_floating_point()) return {value->get()};
   if (const auto* value = node.as_string()) return {value->get()};
   if (const auto* array = node.as_array()) {
-    std::vector<Value> list;
+    std::vector<TomlValue> list;
     for (const toml::node& element : *array) list.push_back(convert(element));
     return {std::move(list)};
   }
-  return {Value::Other{node.is_table() ? "{a table}" : "a date or time"}};
+  return {TomlValue::Other{node.is_table() ? "{a table}" : "a date or time"}};
 }
 
 std::vector<std::string_view> lines_of(std::string_view text) {
@@ -101,7 +101,7 @@ void check_bytes(std::string_view text, std::vector<Fault>& faults) {
 }
 
 struct Syntax {  // what the parser did not like
-  Place place;
+  TextPlace place;
   std::string message;
 };
 
@@ -115,7 +115,7 @@ bool asserts(std::string_view text) {
 
 // A failed assert names no place. Parsing goes from front to back, so the shortest run of lines
 // that fails ends with the guilty one.
-Place place_of_assert(std::string_view text) {
+TextPlace place_of_assert(std::string_view text) {
   const auto lines = lines_of(text);
   size_t good = 0, bad = lines.size();
   while (bad - good > 1) {
@@ -242,7 +242,7 @@ RawDeck read_toml(std::string_view text) {
   return raw;
 }
 
-Value read_value(std::string_view text) {
+TomlValue read_value(std::string_view text) {
   toml::table table;
   const auto syntax = parse(format("x = {}", text), table);
   VP_CHECK(!syntax && table.size() == 1, "{} is not a TOML value", text);
@@ -272,7 +272,7 @@ Entry read_override(const std::string& text, std::vector<Fault>& faults) {
   entry.bare = trim(std::string_view(text).substr(equals + 1));
   toml::table table;
   const bool is_toml = !parse(format("x = {}", entry.bare), table) && table.size() == 1;
-  entry.value = is_toml ? convert(table.begin()->second) : Value{entry.bare};
+  entry.value = is_toml ? convert(table.begin()->second) : TomlValue{entry.bare};
   return entry;
 }
 

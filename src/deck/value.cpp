@@ -55,7 +55,7 @@ std::string toml_string(std::string_view text) {
   return result + "\"";
 }
 
-std::string Value::shown() const {
+std::string TomlValue::shown() const {
   constexpr size_t kLongest = 60;
   struct Show {
     std::string operator()(const Other& other) const { return other.what; }
@@ -66,7 +66,7 @@ std::string Value::shown() const {
       return text.find_first_not_of("-0123456789") == std::string::npos ? text + ".0" : text;
     }
     std::string operator()(const std::string& value) const { return toml_string(value); }
-    std::string operator()(const std::vector<Value>& list) const {
+    std::string operator()(const std::vector<TomlValue>& list) const {
       std::string text = "[";
       for (size_t i = 0; i < list.size() && text.size() <= kLongest; ++i)
         text += (i > 0 ? ", " : "") + list[i].shown();

@@ -10,35 +10,35 @@
 namespace voltapile {
 
 // Both from 1. Line 0: the value was given by --set.
-struct Place {
+struct TextPlace {
   int line = 0, column = 0;
 };
 
-struct Value {
+struct TomlValue {
   struct Other {  // a kind that no key takes: a table, a date
     std::string what;
   };
-  std::variant<Other, bool, int64_t, double, std::string, std::vector<Value>> data;
+  std::variant<Other, bool, int64_t, double, std::string, std::vector<TomlValue>> data;
 
   std::string shown() const;  // as TOML, shortened to about 60 characters, for messages
 };
 
 struct Entry {
   std::string section, key;  // no section: the key stands above the first header
-  Value value;
-  Place key_place, value_place;
+  TomlValue value;
+  TextPlace key_place, value_place;
   std::string bare;  // --set only: the value's text before TOML had a look at it
   std::string name() const { return section.empty() ? key : section + "." + key; }
 };
 
 struct Fault {
-  Place place;
+  TextPlace place;
   std::string text;
 };
 
 struct Header {
   std::string section;
-  Place place;
+  TextPlace place;
 };
 
 struct RawDeck {
@@ -56,7 +56,7 @@ RawDeck read_toml(std::string_view text);
 Entry read_override(const std::string& text, std::vector<Fault>& faults);
 
 // One TOML value, for example of the schema's own defaults.
-Value read_value(std::string_view text);
+TomlValue read_value(std::string_view text);
 
 // `text` in printable ASCII for messages, other bytes as \xC3; shortened to about 60 characters.
 std::string printable(std::string_view text);

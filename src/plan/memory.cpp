@@ -93,7 +93,7 @@ size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk_
 StateLayout state_layout(const Plan& plan, int chunk) {
   const DType acc = accumulate_type(plan.deck.precision.type);
   const int64_t n = plan.shard_elements(chunk);
-  const int64_t blocks = (n + StoredPiece::kBlock - 1) / StoredPiece::kBlock;
+  const int64_t blocks = (n + StoredTensor::kBlock - 1) / StoredTensor::kBlock;
   StateLayout layout;
   const auto add = [&](StatePart part, DType dtype, int64_t elements) {
     layout.parts[static_cast<size_t>(part)] = {layout.bytes, dtype, elements};
@@ -115,7 +115,7 @@ StateLayout state_layout(const Plan& plan, int chunk) {
 
 int64_t StoredLayout::drawn_blocks() const {
   int64_t blocks = 0;
-  for (const StoredPiece& piece : pieces) blocks += piece.quantised ? piece.blocks() : 0;
+  for (const StoredTensor& piece : pieces) blocks += piece.quantised ? piece.blocks() : 0;
   return blocks;
 }
 
@@ -125,7 +125,7 @@ StoredLayout stored_layout(const Plan& plan, const Phase& phase, int chunk_numbe
   const DType working = phase.sizes.working;
   StoredLayout layout;
   const auto add = [&](Value from, size_t offset, const Tensor& tensor) {
-    StoredPiece piece{
+    StoredTensor piece{
         .from = from, .offset = offset, .type = tensor.dtype, .elements = tensor.shape.elements()};
     piece.at = layout.bytes;
     piece.quantised = in_8_bits && tensor.dtype == working;

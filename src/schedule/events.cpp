@@ -13,7 +13,7 @@ namespace voltapile {
 namespace {
 
 struct EdgeEnds {
-  std::vector<Place> sends, receives;
+  std::vector<ProgramPlace> sends, receives;
 };
 
 // What is sent, whichever end names it.
@@ -25,7 +25,7 @@ bool same_transfer(const Instruction& send, const Instruction& receive) {
 
 }  // namespace
 
-std::string show(const std::vector<Program>& programs, Place place) {
+std::string show(const std::vector<Program>& programs, ProgramPlace place) {
   const Program& program = programs[static_cast<size_t>(place.rank)];
   return format("rank {}, position {}, {}", place.rank, place.position,
                 show(program[static_cast<size_t>(place.position)]));
@@ -43,12 +43,12 @@ bool is_training(const std::vector<Program>& programs) {
 Events match_events(const std::vector<Program>& programs, const ScheduleShape& shape) {
   Events events;
   std::map<std::pair<int, int>, EdgeEnds> edges;  // (from, to)
-  std::vector<std::vector<Place>> norms;
-  const auto instruction = [&](Place p) -> const Instruction& {
+  std::vector<std::vector<ProgramPlace>> norms;
+  const auto instruction = [&](ProgramPlace p) -> const Instruction& {
     return programs[static_cast<size_t>(p.rank)][static_cast<size_t>(p.position)];
   };
-  const auto add = [&](std::vector<Place> members) {
-    for (const Place& p : members)
+  const auto add = [&](std::vector<ProgramPlace> members) {
+    for (const ProgramPlace& p : members)
       events.of[static_cast<size_t>(p.rank)][static_cast<size_t>(p.position)] =
           static_cast<int>(events.list.size());
     events.list.push_back({std::move(members)});
@@ -58,7 +58,7 @@ Events match_events(const std::vector<Program>& programs, const ScheduleShape& s
     size_t norm = 0;
     for (int position = 0; position < static_cast<int>(programs[static_cast<size_t>(rank)].size());
          ++position) {
-      const Place place{rank, position};
+      const ProgramPlace place{rank, position};
       const Instruction& i = instruction(place);
       if (is_send(i.op)) {
         edges[{rank, peer_of(i, shape.chunks)}].sends.push_back(place);

@@ -8,16 +8,16 @@
 namespace voltapile {
 
 // A place in the programs: programs[rank][position].
-struct Place {
+struct ProgramPlace {
   int rank;
   int position;
 };
 // A transfer is its send and its receive; a norm is that of every rank; all else stands alone.
-struct Event {
-  std::vector<Place> members;
+struct ProgramEvent {
+  std::vector<ProgramPlace> members;
 };
 struct Events {
-  std::vector<Event> list;
+  std::vector<ProgramEvent> list;
   std::vector<std::vector<int>> of;  // of[rank][position]: index into `list`
 };
 
@@ -26,7 +26,7 @@ struct Events {
 Events match_events(const std::vector<Program>& programs, const ScheduleShape& shape);
 
 // "rank 1, position 4, forward(1, 0)"
-std::string show(const std::vector<Program>& programs, Place place);
+std::string show(const std::vector<Program>& programs, ProgramPlace place);
 
 // Evaluation programs have no backward and no end of a step.
 bool is_training(const std::vector<Program>& programs);

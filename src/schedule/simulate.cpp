@@ -144,7 +144,7 @@ Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& sha
   std::vector<double> begin(per_step * static_cast<size_t>(steps)), end(begin.size());
   Graph graph(programs, shape, events, steps, memory);
   const size_t visited = graph.in_order([&](size_t event, const std::vector<size_t>& followers) {
-    const Place& first = events.list[event % per_step].members.front();
+    const ProgramPlace& first = events.list[event % per_step].members.front();
     end[event] =
         begin[event] +
         duration(programs[static_cast<size_t>(first.rank)][static_cast<size_t>(first.position)],

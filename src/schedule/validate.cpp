@@ -191,11 +191,11 @@ void check_operands(const std::vector<Program>& programs, int rank, const Schedu
 void check_global_order(const std::vector<Program>& programs, const Events& events) {
   std::vector<size_t> next(programs.size());  // first instruction of each rank not yet ordered
   const auto place = [&](size_t rank) {
-    return Place{static_cast<int>(rank), static_cast<int>(next[rank])};
+    return ProgramPlace{static_cast<int>(rank), static_cast<int>(next[rank])};
   };
   // The first member of the rank's next event whose rank has not come to it; -1: none.
   const auto waits_for = [&](size_t rank) {
-    for (const Place& member :
+    for (const ProgramPlace& member :
          events.list[static_cast<size_t>(events.of[rank][next[rank]])].members)
       if (next[static_cast<size_t>(member.rank)] != static_cast<size_t>(member.position))
         return member.rank;
@@ -205,7 +205,7 @@ void check_global_order(const std::vector<Program>& programs, const Events& even
     moved = false;
     for (size_t rank = 0; rank < programs.size(); ++rank)
       while (next[rank] < programs[rank].size() && waits_for(rank) == -1) {
-        for (const Place& member :
+        for (const ProgramPlace& member :
              events.list[static_cast<size_t>(events.of[rank][next[rank]])].members)
           ++next[static_cast<size_t>(member.rank)];
         moved = true;

@@ -50,7 +50,7 @@ void Engine::Impl::fetch_weights(int chunk, Stream& stream) {
 }
 
 // (elements), where a stored piece comes from and goes back to.
-TensorView Engine::Impl::stored_source(const StoredPiece& piece, int chunk, int micro) const {
+TensorView Engine::Impl::stored_source(const StoredTensor& piece, int chunk, int micro) const {
   return {place(piece.from, chunk, micro) + piece.offset, piece.type, {piece.elements}};
 }
 
@@ -59,7 +59,7 @@ void Engine::Impl::store_activation(int chunk, int micro, Stream& stream) {
   int64_t drawn =
       0;  // numbers of a chunk's pieces follow each other, micro-batch after micro-batch
   const StoredLayout& layout = chunks[static_cast<size_t>(chunk)].stored;
-  for (const StoredPiece& piece : layout.pieces) {
+  for (const StoredTensor& piece : layout.pieces) {
     const TensorView source = stored_source(piece, chunk, micro);
     if (!piece.quantised) {
       device.copy(stored + piece.at, source.data, source.bytes(), stream);
@@ -79,7 +79,7 @@ void Engine::Impl::store_activation(int chunk, int micro, Stream& stream) {
 
 void Engine::Impl::fetch_activation(int chunk, int micro, Stream& stream) {
   std::byte* stored = place(Value::stored, chunk, micro);
-  for (const StoredPiece& piece : chunks[static_cast<size_t>(chunk)].stored.pieces) {
+  for (const StoredTensor& piece : chunks[static_cast<size_t>(chunk)].stored.pieces) {
     const TensorView source = stored_source(piece, chunk, micro);
     if (piece.quantised)
       kernels.dequantise_8bit({stored + piece.at, DType::u8, {piece.elements}},

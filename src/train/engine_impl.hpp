@@ -80,7 +80,7 @@ struct Engine::Impl {
   void offload_gradients(int chunk, Stream& stream);
   void store_activation(int chunk, int micro, Stream& stream);
   void fetch_activation(int chunk, int micro, Stream& stream);
-  TensorView stored_source(const StoredPiece& piece, int chunk, int micro) const;
+  TensorView stored_source(const StoredTensor& piece, int chunk, int micro) const;
   ChunkMemory memory(int chunk, int micro) const;
   MicroStep micro_step(int chunk, int micro, int64_t valid) const;
   TensorView boundary(Value value, int chunk, int micro) const;

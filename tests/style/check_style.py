@@ -172,6 +172,20 @@ def check_cpp(root, path, lines, layers):
     return faults
 
 
+def types_of(lines):
+    """(number, qualified name) of each type defined where another file could define it too."""
+    spaces = []
+    for number, line in enumerate(lines, 1):
+        opened = re.match(r"namespace( [\w:]+)? \{", line)
+        if opened:
+            spaces.append(opened.group(1))
+        elif spaces and line.startswith("}  // namespace"):
+            spaces.pop()
+        defined = re.match(r"(?:struct|class|enum class) (\w+)(?: final)?(?: : [^;]*)? \{", line)
+        if defined and None not in spaces:
+            yield number, "::".join(space.strip() for space in spaces) + "::" + defined.group(1)
+
+
 def sources(root, suffixes):
     measured = root / "input_decks" / "hardware"  # written by `voltapile bench`, not by hand
     for folder in SOURCE_FOLDERS:
@@ -186,6 +200,7 @@ def check(root):
     root = Path(root).resolve()
     layers = read_layers(root)
     result = []
+    types = {}
     for file in sources(root, CHECKED):
         path = file.relative_to(root).as_posix()
         if path.startswith("tests/fuzz/corpus/"):
@@ -204,6 +219,12 @@ def check(root):
                 faults.append((number, "a note of unfinished work: finish it or open an issue"))
         if file.suffix in CPP:
             faults += check_cpp(root, path, lines, layers)
+        if file.suffix in CPP and path.startswith(("include/", "src/", "cuda_kernels/")):
+            for number, name in types_of(lines):
+                first = types.setdefault(name, path)
+                if first != path:
+                    what = f"{name} is another type in {first}: the linker takes one for both"
+                    faults.append((number, what))
         result += [f"{path}:{number}: {what}" for number, what in sorted(faults)]
     return result
 

@@ -54,6 +54,14 @@ class PlantedFaults(unittest.TestCase):
         self.assert_one({"cuda_kernels/a.cu": '#include "voltapile/train/t.hpp"\n'},
                         "cuda_kernels/a.cu:1:", "comm may not include train")
 
+    def test_two_types_of_one_name(self):
+        ends = "\n\n}  // namespace"
+        piece = "\nstruct Piece {\n  int a;\n};"
+        text = f"#pragma once\nnamespace voltapile {{\n{piece}{ends} voltapile\n"
+        hidden = f"namespace voltapile {{\nnamespace {{\n{piece}{ends}{ends} voltapile\n"
+        self.assert_one({"src/base/a.hpp": text, "src/deck/b.hpp": text, "src/deck/c.cpp": hidden},
+                        "src/deck/b.hpp:4:", "another type in src/base/a.hpp")
+
     def test_module_outside_the_order(self):
         self.assert_one({"src/deck/a.cpp": '#include "voltapile/extra/t.hpp"\n'},
                         "src/deck/a.cpp:1:", 'no module "extra"')

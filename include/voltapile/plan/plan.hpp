@@ -142,7 +142,7 @@ StateLayout state_layout(const Plan& plan, int chunk);
 
 // How what a forward saved waits for its backward where it is not left as it is: one piece a tensor
 // of `saved`, and the chunk's input.
-struct StoredPiece {
+struct StoredTensor {
   Value from{};       // saved or activation
   size_t offset = 0;  // in it
   DType type{};
@@ -153,7 +153,7 @@ struct StoredPiece {
   static constexpr int64_t kBlock = 256;  // elements of a scale
 };
 struct StoredLayout {
-  std::vector<StoredPiece> pieces;
+  std::vector<StoredTensor> pieces;
   size_t bytes = 0;
   int64_t drawn_blocks() const;  // of all quantised pieces
 };
