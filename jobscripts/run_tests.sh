@@ -34,6 +34,9 @@ export ASAN_OPTIONS=${ASAN_OPTIONS-detect_stack_use_after_return=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS-halt_on_error=1:print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS-halt_on_error=1:second_deadlock_stack=1}
 
+# Debugging information may name another folder than the one that a cached object was built in.
+export CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR-1}
+
 patience=20 # Meson's time limits are meant for a free core each, and for no sanitizer
 if [ $full = yes ]; then
   export VOLTAPILE_FULL=1
@@ -85,7 +88,7 @@ fi
 
 # nvcc is often installed without being on PATH.
 if nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc); then
-  lean=(-Dcuda=enabled -Donednn=disabled -Doptimization=0)
+  lean=(-Dcuda=enabled) # else as the first stage, which ccache then has for most of it
   suites=cuda archs=90
   if [ $full = yes ]; then archs=80,90; fi
   if [ -e /dev/nvidiactl ]; then suites="cuda gpu"; fi
