@@ -146,6 +146,9 @@ TEST(Integrity, finds_a_tensor_rank_whose_parameters_differ_from_its_peers) {
 
 // A device that computes something else each time it is asked.
 TEST(Integrity, finds_a_chunk_that_is_computed_with_other_bits) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the fault is a race, and meant as one";
+#endif
   const Plan plan = make_plan(parse_deck(testing::kSmallDeck, "test.toml", {}));
   const auto device = make_cpu_device(1);
   Links links = make_plan_links(plan, make_solo(), *device, Transport::automatic);
