@@ -6,6 +6,8 @@
 
 namespace voltapile {
 
+static_assert(StoredTensor::kBlock == kQuantiseBlock, "the plan's sizes are the kernels'");
+
 void Engine::Impl::update(int chunk, Lane lane, Stream& stream) {
   if (lane == Lane::host) {
     const int ring = static_cast<int>(issued % kRing);
@@ -56,8 +58,8 @@ TensorView Engine::Impl::stored_source(const StoredTensor& piece, int chunk, int
 
 void Engine::Impl::store_activation(int chunk, int micro, Stream& stream) {
   std::byte* stored = place(Value::stored, chunk, micro);
-  int64_t drawn =
-      0;  // numbers of a chunk's pieces follow each other, micro-batch after micro-batch
+  // Random numbers of a chunk's pieces follow each other, micro-batch after micro-batch.
+  int64_t drawn = 0;
   const StoredLayout& layout = chunks[static_cast<size_t>(chunk)].stored;
   for (const StoredTensor& piece : layout.pieces) {
     const TensorView source = stored_source(piece, chunk, micro);

@@ -7,8 +7,8 @@
 namespace voltapile {
 namespace {
 
-// Rounds where the wide numbers lie. Half of what is left goes at a time: it lands on memory whose
-// numbers have been rounded before.
+// Rounds where the wide numbers lie. Each call goes as far as its results land on memory whose
+// numbers were rounded before.
 void narrow_in_place(Kernels& kernels, const TensorView& wide, const TensorView& narrow,
                      Stream& stream) {
   int64_t done = 0;

@@ -13,6 +13,17 @@ std::span<std::byte> bytes_at(const TensorView& view) {
   return {static_cast<std::byte*>(view.data), view.bytes()};
 }
 
+// A chunk's weights on the device from this data rank's shard on the host and the other ranks'.
+void gather_from(const RankContext& context, int chunk, const void* shard) {
+  const Range own = context.shard(chunk);
+  const TensorView all = context.weights(chunk), mine = all.slice_flat(own.begin, own.end);
+  Device& device = context.device();
+  Stream& stream = device.stream(Lane::dp);
+  device.copy(mine.data, shard, mine.bytes(), stream);
+  if (context.plan().deck.optimizer.zero == 1) context.links().data->all_gather(mine, all, stream);
+  device.wait_on_host(device.record(stream));
+}
+
 }  // namespace
 
 RankContext::RankContext(const Plan& plan, Device& device, Links& links, int rank, int threads)
@@ -109,18 +120,15 @@ host::DiskFile& RankContext::disk() const {
 }
 
 void RankContext::put_weights(int chunk, const std::byte* data) {
-  const Home home = plan_.deck.memory.weights;
-  if (home == Home::device) {
+  if (plan_.deck.memory.weights == Home::device) {
     const TensorView here = weights(chunk);
     Stream& stream = device_.stream(Lane::compute);
     device_.copy(here.data, data, here.bytes(), stream);
     device_.wait_on_host(device_.record(stream));
     return;
   }
-  const TensorView here = host_weights(chunk);
-  std::memcpy(here.data, data + static_cast<size_t>(shard(chunk).begin) * bytes_of(here.dtype),
-              here.bytes());
-  if (home == Home::nvme) save_weights(chunk);
+  const size_t element = bytes_of(plan_.train.sizes.working);
+  put_weight_shard(chunk, data + static_cast<size_t>(shard(chunk).begin) * element);
 }
 
 void RankContext::put_weight_shard(int chunk, const std::byte* data) {
@@ -130,12 +138,7 @@ void RankContext::put_weight_shard(int chunk, const std::byte* data) {
     if (plan_.deck.memory.weights == Home::nvme) save_weights(chunk);
     return;
   }
-  const Range own = shard(chunk);
-  const TensorView all = weights(chunk), mine = all.slice_flat(own.begin, own.end);
-  Stream& stream = device_.stream(Lane::dp);
-  device_.copy(mine.data, data, mine.bytes(), stream);
-  if (plan_.deck.optimizer.zero == 1) links_.data->all_gather(mine, all, stream);
-  device_.wait_on_host(device_.record(stream));
+  gather_from(*this, chunk, data);
 }
 
 // On nvme a chunk's state passes through its slot: between steps no lane uses it.
@@ -192,12 +195,7 @@ void RankContext::bring(int chunk) const {
   if (plan_.deck.memory.optimizer == Home::nvme) load_state(chunk);
   if (plan_.deck.memory.weights == Home::device) return;
   if (plan_.deck.memory.weights == Home::nvme) load_weights(chunk);
-  const Range own = shard(chunk);
-  const TensorView all = weights(chunk), mine = all.slice_flat(own.begin, own.end);
-  Stream& stream = device_.stream(Lane::dp);
-  device_.copy(mine.data, host_weights(chunk).data, mine.bytes(), stream);
-  if (plan_.deck.optimizer.zero == 1) links_.data->all_gather(mine, all, stream);
-  device_.wait_on_host(device_.record(stream));
+  gather_from(*this, chunk, host_weights(chunk).data);
 }
 
 ShardState<const float> RankContext::state_on_host(int chunk) const {
