@@ -77,6 +77,19 @@ inline Deck sample_deck() {
   return d;
 }
 
+// ViT-L's blocks at 224 pixels, 1000 classes.
+inline Deck vit_large_deck() {
+  Deck d = sample_deck();
+  d.model.image = {224, 224};
+  d.model.patch = {16, 16};
+  d.model.dim = 1024;
+  d.model.depth = 24;
+  d.model.heads = 16;
+  d.model.mlp = 4096;
+  d.model.classes = 1000;
+  return d;
+}
+
 // A valid deck that `seed` decides: every mesh, schedule, model option and recomputation comes up.
 inline Deck random_deck(uint64_t seed) {
   std::mt19937_64 random(seed * 0x9E3779B97F4A7C15u + 1);

@@ -17,16 +17,10 @@ namespace voltapile {
 namespace {
 
 Deck large_deck() {
-  Deck deck = test::sample_deck();
+  Deck deck = test::vit_large_deck();
   deck.run.device = DeviceKind::cuda;
   deck.precision.type = DType::f16;
-  deck.model.image = {224, 224};
   deck.model.patch = {14, 14};
-  deck.model.dim = 1024;
-  deck.model.depth = 24;
-  deck.model.heads = 16;
-  deck.model.mlp = 4096;
-  deck.model.classes = 1000;
   deck.batch = {.global = 64, .micro = 16};
   return deck;
 }

@@ -12,18 +12,6 @@
 namespace voltapile {
 namespace {
 
-Deck vit_large() {
-  Deck deck = test::sample_deck();
-  deck.model.image = {224, 224};
-  deck.model.patch = {16, 16};
-  deck.model.dim = 1024;
-  deck.model.depth = 24;
-  deck.model.heads = 16;
-  deck.model.mlp = 4096;
-  deck.model.classes = 1000;
-  return deck;
-}
-
 Plan plan_of(const std::string& name) {
   return make_plan(load_deck(std::string(VOLTAPILE_INPUT_DECKS "/") + name));
 }
@@ -43,7 +31,7 @@ TEST(Forecast, StepFlopsDoNotDependOnMeshOrSchedule) {
 }
 
 TEST(Forecast, RecomputationCostsAForwardLessEachSegmentsLastProduct) {
-  Deck deck = vit_large();
+  Deck deck = test::vit_large_deck();
   const Forecast without = forecast(make_plan(deck));
   EXPECT_EQ(without.hardware_flops_per_step, without.model_flops_per_step);
   deck.memory.recompute = Recompute::layers;
@@ -63,12 +51,12 @@ TEST(Forecast, RecomputationCostsAForwardLessEachSegmentsLastProduct) {
 }
 
 TEST(Forecast, RecomputationEveryFourLayersSavesThreeQuartersOfActivationBytes) {
-  Deck deck = vit_large();
+  Deck deck = test::vit_large_deck();
   deck.memory.recompute = Recompute::layers;
   deck.memory.checkpoint_every = 4;
   const Forecast f = forecast(make_plan(deck));
   EXPECT_EQ(f.activation_bytes_without_recompute,
-            [] { return forecast(make_plan(vit_large())).activation_bytes; }());
+            [] { return forecast(make_plan(test::vit_large_deck())).activation_bytes; }());
   EXPECT_GE(1 - f.activation_bytes / f.activation_bytes_without_recompute, 0.75);
 }
 
@@ -105,7 +93,7 @@ TEST(NotTrainable, NamesEachKeyAndItsFix) {
 }
 
 TEST(RequireFit, NamesTheRankBothFiguresAndTheHeaviestParts) {
-  Deck deck = vit_large();
+  Deck deck = test::vit_large_deck();
   deck.memory.device_limit_bytes = 1'000'000'000;
   try {
     require_fit(make_plan(deck));

@@ -97,14 +97,7 @@ TEST(Recomputation, SegmentsNeverCrossChunks) {
 
 // Recomputation every 4 layers saves three quarters of the activations or more, at ViT-L's shape.
 TEST(Recomputation, EveryFourLayersSavesThreeQuartersOfTheActivations) {
-  Deck deck = test::sample_deck();
-  deck.model.image = {224, 224};
-  deck.model.patch = {16, 16};
-  deck.model.dim = 1024;
-  deck.model.depth = 24;
-  deck.model.heads = 16;
-  deck.model.mlp = 4096;
-  deck.model.classes = 1000;
+  Deck deck = test::vit_large_deck();
   const auto kept = [](const Plan& plan) {
     const BufferPlan& b = plan.train.buffers[0];
     return static_cast<double>(b.bytes(Value::saved) + b.bytes(Value::activation) +
