@@ -220,11 +220,15 @@ def test_a_job_saves_before_its_time_limit_and_comes_back(queue, launcher):
 @pytest.mark.parametrize("launcher", LAUNCHERS if FULL else ["srun"])
 def test_a_decks_own_time_limit_makes_the_job_come_back(queue, unbroken, launcher):
     seconds = sum(line["seconds"] for line in metrics(unbroken))
-    limit = f"run.walltime={2.5 + 0.6 * seconds:.1f}s"
-    job = queue.submit(queue.program.deck(LONG), limit, VOLTAPILE_LAUNCHER=launcher)
-    assert queue.wait(job) == "COMPLETED", queue.output()
-    assert queue.restarts(job) > 0, "the run was over before its time"
-    assert_same(queue.folder / "runs/small", unbroken)
+    for share in (0.6, 0.4, 0.2):  # this time the machine may be quicker than it was
+        limit, name = f"run.walltime={2.5 + share * seconds:.1f}s", f"limited_{share}"
+        deck = queue.program.deck(LONG.replace('name = "small"', f'name = "{name}"'))
+        job = queue.submit(deck, limit, VOLTAPILE_LAUNCHER=launcher)
+        assert queue.wait(job) == "COMPLETED", queue.output()
+        assert_same(queue.folder / "runs" / name, unbroken)
+        if queue.restarts(job) > 0:
+            return
+    pytest.fail("every run was over before its time")
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

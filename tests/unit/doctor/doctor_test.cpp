@@ -10,10 +10,11 @@ namespace {
 
 std::string fake_nvml;
 
-const Finding* find(const std::vector<Finding>& findings, const std::string& what) {
+// The finding about `what`, or one that says that there is none.
+Finding find(const std::vector<Finding>& findings, const std::string& what) {
   for (const Finding& finding : findings)
-    if (finding.what == what) return &finding;
-  return nullptr;
+    if (finding.what == what) return finding;
+  return {.what = what, .value = "not found"};
 }
 
 std::vector<std::string> named(const std::vector<Finding>& findings) {
@@ -54,12 +55,11 @@ TEST(Doctor, cannot_tell_what_an_absent_library_reads_but_that_it_is_absent) {
 TEST(Doctor, shows_gpus_and_their_faults) {
   ASSERT_FALSE(fake_nvml.empty()) << "the first argument is the library";
   const auto found = examine_gpus(fake_nvml);
-  ASSERT_NE(find(found, "GPU 0"), nullptr);
-  EXPECT_EQ(find(found, "GPU 0")->health, Health::good) << find(found, "GPU 0")->advice;
-  EXPECT_EQ(find(found, "GPU 0")->value, "Fake V100 0, sm_70, 32.0 GB free of 32.0 GB, 6 NVLinks");
-  EXPECT_EQ(find(found, "GPU 1")->health, Health::problem);
-  EXPECT_NE(find(found, "GPU 1")->advice.find("3 uncorrected"), std::string::npos);
-  EXPECT_NE(find(found, "between GPUs")->value.find("0-1"), std::string::npos);
+  EXPECT_EQ(find(found, "GPU 0").health, Health::good) << find(found, "GPU 0").advice;
+  EXPECT_EQ(find(found, "GPU 0").value, "Fake V100 0, sm_70, 32.0 GB free of 32.0 GB, 6 NVLinks");
+  EXPECT_EQ(find(found, "GPU 1").health, Health::problem);
+  EXPECT_NE(find(found, "GPU 1").advice.find("3 uncorrected"), std::string::npos);
+  EXPECT_NE(find(found, "between GPUs").value.find("0-1"), std::string::npos);
   EXPECT_TRUE(has_problems(found));
 }
 
@@ -69,9 +69,9 @@ TEST(Doctor, tells_no_driver_from_a_broken_one_and_from_lost_gpus) {
   EXPECT_TRUE(has_problems(examine_gpus(fake_nvml)));
   unsetenv("FAKE_FAILS");
   setenv("FAKE_GPUS", "3", 1);
-  EXPECT_EQ(find(examine_gpus(fake_nvml), "GPU 2")->value, "does not answer");
+  EXPECT_EQ(find(examine_gpus(fake_nvml), "GPU 2").value, "does not answer");
   setenv("FAKE_GPUS", "0", 1);
-  EXPECT_EQ(find(examine_gpus(fake_nvml), "GPUs")->value, "none is visible");
+  EXPECT_EQ(find(examine_gpus(fake_nvml), "GPUs").value, "none is visible");
   unsetenv("FAKE_GPUS");
 }
 
