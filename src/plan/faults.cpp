@@ -132,6 +132,11 @@ void check_homes(const Deck& deck, Faults& faults) {
     faults.add("optimizer.moments", "\"int8\"",
                "is for an optimizer on the host: set memory.optimizer to \"host\" or \"nvme\"");
   needs_dir("memory.weights", memory.weights);
+  if (deck.optimizer.clip_norm_from == ClipNorm::previous_step && deck.precision.type == DType::f16)
+    faults.add(
+        "optimizer.clip_norm_from", "\"previous_step\"",
+        "a step whose f16 gradients overflow could not be skipped any more: use \"this_step\", "
+        "or precision.type \"bf16\" or \"f32\"");
 }
 
 }  // namespace

@@ -33,6 +33,7 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
   StepState state;
   const Deck& deck = plan_.deck;
   state.loss_scale = first_loss_scale(deck.precision);
+  state.multiplier = 1 / state.loss_scale;  // no norm is known yet
   agree(control_, [&] {
     if (!checkpoint) return begin();
     restore(context_, *checkpoint, Restore::everything);
@@ -45,6 +46,8 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
     }
     state.adam_step = stored.adam_step;
     state.skipped_steps = stored.skipped_steps;
+    if (stored.multiplier)
+      state.multiplier = *stored.multiplier * (stored.loss_scale / state.loss_scale);
     samples_ = stored.samples;
     saved_ = whole_ = stored.step;
     // Else a job that starts again after each failure would step over the limit.
@@ -95,6 +98,14 @@ void Training::look(RankState& state) const {
 
 void Training::report_skip(const StepState& state) {
   const std::string where = parameter_name(plan_.architecture, state.bad_parameter);
+  if (plan_.train.shape.early_updates) {
+    throw SharedError(
+        ExitCode::failure,
+        format("step {}: the gradient of {} is not finite, and with optimizer.clip_norm_from = "
+               "\"previous_step\" weights are updated before that is known; go on from the last "
+               "checkpoint with \"this_step\", which skips such steps, or lower optimizer.lr",
+               state.inputs.step + 1, where));
+  }
   if (++skipped_in_a_row_ >= kSkipLimit) {
     throw SharedError(ExitCode::failure, format("{} steps in a row had a gradient that is not "
                                                 "finite, first in {}, at loss scale {}; lower "
@@ -264,6 +275,8 @@ void Training::save(Attempt attempt) {
                      .good_steps = state.good_steps,
                      .adam_step = state.adam_step,
                      .skipped_steps = state.skipped_steps,
+                     .multiplier = plan_.train.shape.early_updates ? std::optional(state.multiplier)
+                                                                   : std::nullopt,
                      .deck = write_deck(plan_.deck)};
   agree(control_, [&] {
     publish_metrics(attempt);

@@ -19,6 +19,7 @@ struct RunState {       // everything that is not per parameter
   uint64_t seed = 0;
   double loss_scale = 1;
   int64_t good_steps = 0, adam_step = 0, skipped_steps = 0;
+  std::optional<double> multiplier;  // of the next step's gradients, where it is known already
   std::string deck;  // resolved, as TOML
 };
 

@@ -18,6 +18,7 @@ enum class GpuKernels { automatic, volta };
 enum class Pool { mean, token };
 enum class Position { learned, sine2d };
 enum class Recompute { none, layers, selective };
+enum class ClipNorm { this_step, previous_step };
 enum class MomentStore { f32, int8 };
 enum class GradientStore { automatic, f32, working };
 // nccl: from GPU to GPU, one rank a GPU. staged: through pinned host memory and the host's
@@ -91,6 +92,7 @@ struct Deck {
     int64_t warmup_steps{};
     LearningRateSchedule schedule{};
     int zero{};  // 0 or 1
+    ClipNorm clip_norm_from{};
     MomentStore moments{};
     double ema{};  // how slowly the averaged weights move; 0 = none
     bool operator==(const Optimizer&) const = default;
