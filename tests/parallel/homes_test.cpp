@@ -162,6 +162,22 @@ TEST(Homes, TheFirstStepIsNotClippedByANormThatIsNotKnown) {
   EXPECT_NEAR(evaluated(5, "previous_step"), once, 1e-6);
 }
 
+TEST(Homes, AGradientThatIsNotFiniteEndsARunThatUpdatedBeforeItWasKnown) {
+  Folder folder;
+  int number = 0;
+  try {
+    run(folder, number,
+        {"optimizer.clip_norm_from=\"previous_step\"", "memory.optimizer=\"host\"",
+         "optimizer.lr=1e30", "optimizer.warmup_steps=0"});
+    FAIL() << "it went on";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_EQ(error.code(), ExitCode::failure);
+    EXPECT_NE(text.find("is not finite"), std::string::npos) << text;
+    EXPECT_NE(text.find("\"this_step\""), std::string::npos) << text;
+  }
+}
+
 // Averages are part of the state: the same at every home, kept by checkpoints, and what evaluation
 // sees; training itself does not notice them.
 TEST(Homes, AveragedWeightsAreEvaluatedAndOutliveAnInterruption) {
