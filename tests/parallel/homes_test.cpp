@@ -168,7 +168,8 @@ TEST(Homes, AGradientThatIsNotFiniteEndsARunThatUpdatedBeforeItWasKnown) {
   try {
     run(folder, number,
         {"optimizer.clip_norm_from=\"previous_step\"", "memory.optimizer=\"host\"",
-         "optimizer.lr=1e30", "optimizer.warmup_steps=0"});
+         "optimizer.lr=1000.0", "optimizer.weight_decay=1000.0", "optimizer.warmup_steps=0",
+         "run.steps=20"});
     FAIL() << "it went on";
   } catch (const Error& error) {
     const std::string text = error.what();
