@@ -132,6 +132,19 @@ void add_optimizer(Schema& schema) {
                "(0.9999, say), and evaluate it in their place. 0: none.",
        .on_resume = OnResume::may_change,
        .also = "ema_decay model_ema"});
+  optimizer.add(
+      "freeze", &O::freeze, Texts{"a pattern of names"},
+      {.fallback = literal("[]"),
+       .help = "Parameters that stay as they are, by their names in checkpoints and "
+               "exported files (\"blocks.0.attn.qkv.weight\", \"head.bias\"); * stands for "
+               "any characters, ? for one. A pattern that names none is an error.",
+       .also = "frozen freeze_layers freeze_patterns"});
+  optimizer.add("layer_decay", &O::layer_decay, Number{0, 1, Edge::open},
+                {.fallback = literal("1.0"),
+                 .help = "Factor on the learning rate from each layer to the one below it, for "
+                         "fine-tuning: block b of depth d learns at lr * layer_decay^(d - b), the "
+                         "embedding at lr * layer_decay^(d + 1), the head at lr. 1: all alike.",
+                 .also = "lr_decay layer_wise_decay layerwise_lr_decay llrd"});
 }
 
 void add_memory(Schema& schema) {

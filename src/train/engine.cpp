@@ -67,7 +67,8 @@ Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
                                   training ? chunk.segment_layers : 0, training});
     if (!training) continue;
     const Range own = context.shard(number);
-    parts.decayed = decayed_ranges(plan.architecture, chunk.parameters, own);
+    parts.runs = update_runs(plan.architecture, chunk.parameters, own, deck.optimizer.layer_decay);
+    parts.updated = joined(parts.runs);
     parts.pieces = norm_pieces(plan.architecture, chunk.parameters, own, plan.mesh, context.coord(),
                                deck.optimizer.zero);
     parts.partial =
@@ -262,6 +263,11 @@ StepState Engine::next_state() const {
   impl_->device.copy(host, impl_->state(impl_->waited), sizeof(StepState), stream);
   impl_->device.wait_on_host(impl_->device.record(stream));
   return *host;
+}
+
+void Engine::keep_logits(TensorView logits) {
+  VP_CHECK(!impl_->training && logits.shape.dims() == 3, "logits of a training step are asked for");
+  impl_->logits = logits;
 }
 
 Engine::Totals Engine::take_totals() {

@@ -19,9 +19,12 @@ void Engine::Impl::update(int chunk, Lane lane, Stream& stream) {
   kernels.adamw(context.reduced(chunk), master, context.state(chunk, StatePart::m),
                 context.state(chunk, StatePart::v),
                 context.weights(chunk).slice_flat(own.begin, own.end),
-                chunks[static_cast<size_t>(chunk)].decayed, rules, state(issued), stream);
-  if (const TensorView average = context.state(chunk, StatePart::ema))
-    kernels.average(master, plan.deck.optimizer.ema, state(issued), average, stream);
+                chunks[static_cast<size_t>(chunk)].runs, rules, state(issued), stream);
+  const TensorView average = context.state(chunk, StatePart::ema);
+  if (!average) return;
+  for (const Range& part : chunks[static_cast<size_t>(chunk)].updated)
+    kernels.average(master.slice_flat(part.begin, part.end), plan.deck.optimizer.ema, state(issued),
+                    average.slice_flat(part.begin, part.end), stream);
 }
 
 void Engine::Impl::update_on_host(int chunk, size_t ring) {
@@ -35,7 +38,7 @@ void Engine::Impl::update_on_host(int chunk, size_t ring) {
                                     .ema = context.state(chunk, StatePart::ema),
                                     .ema_decay = plan.deck.optimizer.ema,
                                     .weights = context.host_weights(chunk),
-                                    .decayed = chunks[static_cast<size_t>(chunk)].decayed,
+                                    .runs = chunks[static_cast<size_t>(chunk)].runs,
                                     .rules = rules,
                                     .state = &state});
 }

@@ -40,10 +40,11 @@ struct BoundInstruction {
 // What one chunk needs besides its memory.
 struct ChunkParts {
   std::unique_ptr<ChunkModel> model;
-  std::vector<Range> decayed;     // relative to the shard
-  std::vector<NormPiece> pieces;  // relative to the shard
-  std::vector<Range> partial;     // gradients to be summed over the tensor axis
-  StoredLayout stored;            // where activations are not left as they are
+  std::vector<UpdateRun> runs;  // relative to the shard, as all of these
+  std::vector<Range> updated;   // the same, joined
+  std::vector<NormPiece> pieces;
+  std::vector<Range> partial;  // gradients to be summed over the tensor axis
+  StoredLayout stored;         // where activations are not left as they are
 };
 
 // What finish_norm leaves in a state: all but the inputs, which are copied there when a step is
@@ -119,6 +120,7 @@ struct Engine::Impl {
   // On the device. `summed` is what norm adds up over the world: slots, then the ranks' votes.
   // `loss` is this rank's, until norm takes it.
   TensorView slots, summed, first_bad, loss, correct;
+  TensorView logits;  // (micro-batches, B, L), where they are kept
   std::array<Event, kRing> step_end;
   int64_t issued = 0, waited = 0, first_step = 0;
   bool shows_lanes = false;

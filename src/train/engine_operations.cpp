@@ -72,6 +72,11 @@ MicroStep Engine::Impl::micro_step(int chunk, int micro, int64_t valid) const {
   if (chunk == phase.shape.chunks.last()) {
     step.loss = loss;
     if (!training) step.correct = correct;
+    if (logits) {
+      const int64_t samples = logits.shape[1], classes = logits.shape[2];
+      step.logits = logits.slice_flat(micro * samples * classes, (micro + 1) * samples * classes)
+                        .reshaped({samples, classes});
+    }
   }
   return step;
 }

@@ -94,7 +94,9 @@ struct Deck {
     int zero{};  // 0 or 1
     ClipNorm clip_norm_from{};
     MomentStore moments{};
-    double ema{};  // how slowly the averaged weights move; 0 = none
+    double ema{};                     // how slowly the averaged weights move; 0 = none
+    std::vector<std::string> freeze;  // patterns of names of parameters that are not trained
+    double layer_decay{};             // of the learning rate, from each layer to the one below it
     bool operator==(const Optimizer&) const = default;
   } optimizer;
   struct Memory {

@@ -101,9 +101,17 @@ struct Targets {
 struct AdamW {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
 };
-// Elements [begin, end) of a flat buffer that take weight decay; lists are sorted and disjoint.
+// Elements [begin, end) of a flat buffer; lists are sorted and disjoint.
 struct Range {
   int64_t begin, end;
+};
+// Elements [begin, end) of a flat buffer that adamw changes, and how; lists are sorted and
+// disjoint. What lies in no run is frozen.
+struct UpdateRun {
+  int64_t begin, end;
+  double rate = 1;   // times the step's learning rate
+  double decay = 0;  // times AdamW::weight_decay
+  bool operator==(const UpdateRun&) const = default;
 };
 // A counted piece of a flat buffer for the norm: elements of one parameter.
 struct NormPiece {
@@ -238,9 +246,10 @@ class Kernels {
                            StepState* state, StepState* next, Stream&) = 0;
   // One flat buffer (or shard) of n elements: g = gradients * multiplier; AdamW (Loshchilov &
   // Hutter 2019, decoupled decay, bias correction as PyTorch) on master, m, v (acc); weights
-  // (working) = master rounded. No-op if state->skip.
+  // (working) = master rounded. What lies in no run keeps master, m and v, whatever its gradient
+  // is. No-op if state->skip.
   virtual void adamw(TensorView gradients, TensorView master, TensorView m, TensorView v,
-                     TensorView weights, std::span<const Range> decayed, const AdamW&,
+                     TensorView weights, std::span<const UpdateRun> runs, const AdamW&,
                      const StepState* state, Stream&) = 0;
 
   // average (n) acc = decay * average + (1 - decay) * x (n) acc, as one fused multiply-add of the
