@@ -336,7 +336,7 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     // Below mpirun every rank comes here: the first one speaks.
-    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
       const char* rank = std::getenv(name);
       if (rank != nullptr && std::string(rank) != "0") return as_int(ExitCode::bad_input);
     }
