@@ -8,9 +8,10 @@
 namespace voltapile {
 namespace {
 
-// An optimizer on the host keeps up with a backward that takes at least twice as long as a forward
-// when it puts off each third chunk; those follow while the next forward works its way up to them.
-constexpr size_t kPutOff = 3;
+// Backward with recomputation takes three times as long as forward. An optimizer on the host that
+// takes as long as both keeps up when it puts off each fourth chunk; those follow while the next
+// forward works its way up to them.
+constexpr size_t kPutOff = 4;
 
 class StepEnd {
  public:
