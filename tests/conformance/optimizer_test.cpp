@@ -189,8 +189,9 @@ TEST_P(Optimizer, adamw_follows_the_published_rule_in_runs_and_leaves_the_rest) 
     expect_near(second, squares, "v");
     expect_near(master, p, "master");
     expect_near(w, p, "weights");
-    for (const auto& [now, before] : {std::pair(read(m), m.values), std::pair(read(second), square),
-                                      std::pair(read(master), master.values)})
+    for (const auto& [now, before] :
+         {std::pair(read(m), m.values), std::pair(read(second), second.values),
+          std::pair(read(master), master.values)})
       for (int64_t i = 0; i < n; ++i)
         if (run_of(runs, i) == nullptr) ASSERT_EQ(now[i], before[i]) << "frozen " << i;
     const Tensor rounded = given(type(), {n}, read(master));
