@@ -147,9 +147,9 @@ TEST(ParseDeck, TakesOnePatternOrAListOfThem) {
   EXPECT_EQ(freeze("blocks.*"), std::vector<std::string>{"blocks.*"});
   EXPECT_EQ(freeze("['*_embed*', \"blocks.[0-3].*\"]"),
             (std::vector<std::string>{"*_embed*", "blocks.[0-3].*"}));
-  for (const char* wrong : {"[\"blocks.*\", 3]", "[\"\"]", "3", "true", "[[\"a\"]]"}) {
+  for (const char* wrong : {"[\"blocks.*\", 3]", "[\"\"]", "\"\"", "3", "true", "[[\"a\"]]"}) {
     try {
-      freeze(wrong);
+      parse_deck(std::string(kShort) + "\n[optimizer]\nfreeze = " + wrong, "short.toml");
       ADD_FAILURE() << wrong;
     } catch (const Error& error) {
       EXPECT_NE(
