@@ -25,6 +25,7 @@ void Engine::Impl::update(int chunk, Lane lane, Stream& stream) {
 }
 
 void Engine::Impl::update_on_host(int chunk, int ring) {
+  if (plan.deck.memory.optimizer == Home::host) context.hold().wait(chunk);
   host::adamw(context.host_pool(),
               {.gradients = context.host_gradients(chunk),
                .master = context.state(chunk, StatePart::master),
