@@ -330,6 +330,8 @@ int run(int argc, char** argv) {
       ->add_option("--only", arguments.bench.only,
                    "names of kernels, with commas between: no others")
       ->delimiter(',');
+  bench->add_option("--disk", arguments.bench.disk,
+                    "a folder on the disk to measure; default: the current one");
   bench->add_option("--write", arguments.hardware_file, "write a hardware file (TOML)");
   bench->add_flag("--quick", arguments.bench.quick, "small shapes: whether it works, not how fast");
   try {

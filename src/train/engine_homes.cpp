@@ -28,6 +28,7 @@ void Engine::Impl::update(int chunk, Lane lane, Stream& stream) {
 }
 
 void Engine::Impl::update_on_host(int chunk, size_t ring) {
+  if (plan.deck.memory.optimizer == Home::host) context.hold().wait(chunk);
   StepState state = *host_update(static_cast<int64_t>(ring));
   state.inputs = reinterpret_cast<const StepInputs*>(host_inputs.data())[ring];
   host::adamw(context.host_pool(), {.gradients = context.host_gradients(chunk),

@@ -206,18 +206,17 @@ void RankContext::bring(int chunk) const {
   gather_from(*this, chunk, host_weights(chunk).data);
 }
 
-ShardState<const float> RankContext::state_on_host(int chunk) const {
-  if (plan_.deck.memory.optimizer != Home::host) return {};
-  const auto at = [&](StatePart part) {
-    return static_cast<const float*>(state(chunk, part).data);
-  };
-  return {at(StatePart::master), at(StatePart::m), at(StatePart::v), at(StatePart::ema)};
+void RankContext::read_state(int chunk, size_t offset, std::span<std::byte> into) const {
+  if (plan_.deck.memory.optimizer == Home::nvme)
+    return disk().read(on_disk_[static_cast<size_t>(chunk)].state + offset, into);
+  std::memcpy(into.data(), arena_.at(Value::state, chunk, -1) + offset, into.size());
 }
 
 void RankContext::load_state(int chunk) const {
   disk().read(on_disk_[static_cast<size_t>(chunk)].state, bytes_at(whole_state(chunk)));
 }
 void RankContext::save_state(int chunk) const {
+  hold_.wait(chunk);
   disk().write(on_disk_[static_cast<size_t>(chunk)].state, bytes_at(whole_state(chunk)));
 }
 void RankContext::load_weights(int chunk) const {

@@ -30,7 +30,7 @@ class Training {
         total_(total),
         engine_(context, plan.train),
         ring_(make_ring(context, plan.train, plan.batches_held())),
-        saver_(context, *context.links().checkpoint, std::move(checkpoints)) {
+        saver_(context, *context.links().checkpoint, std::move(checkpoints), options.before_write) {
     if (test.samples > 0) evaluator_.emplace(context, std::move(test));
     if (plan.deck.run.check_every_steps > 0) integrity_.emplace(context, control);
     engine_.keep_lane_states();
@@ -41,6 +41,7 @@ class Training {
 
  private:
   void look(RankState& state) const;  // from the watch's thread
+  void show_wait_for_save(RankState& state) const;
   const BatchMemory& next_batch();
   void start(const std::optional<std::filesystem::path>& checkpoint);
   void begin();  // a new run's weights

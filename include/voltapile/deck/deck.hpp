@@ -132,6 +132,7 @@ struct Deck {
     int64_t keep_last{};     // 0 = all
     int64_t keep_every{};    // steps; 0 = none is kept for ever
     bool at_end{};
+    int64_t pool_bytes{};  // of a rank
     SaveFault on_error{};
     bool fallback{};  // a damaged latest checkpoint gives way to the newest good one
     bool operator==(const Checkpoint&) const = default;

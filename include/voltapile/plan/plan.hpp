@@ -141,6 +141,18 @@ struct StateLayout {
 };
 StateLayout state_layout(const Plan& plan, int chunk);
 
+// What one rank's part of a checkpoint takes: master weights, moments and averages in f32. Of a
+// rank that writes: without ZeRO the first data rank, and the first tensor rank where all hold the
+// same.
+struct SaveSize {
+  size_t bytes = 0;
+  // Host memory: of all that is copied from the device, or checkpoint.pool, or less where less is
+  // enough.
+  size_t pool = 0;
+  size_t held = 0;  // what the next step's updates wait for at most: max(0, bytes - pool)
+};
+SaveSize save_size(const Plan& plan, int pp_rank);
+
 // How what a forward saved waits for its backward where it is not left as it is: one piece a tensor
 // of `saved`, and the chunk's input.
 struct StoredTensor {
