@@ -125,6 +125,7 @@ void write_state(h5::File& file, const RunState& state) {
   file.set_attribute("adam_step", state.adam_step);
   file.set_attribute("skipped_steps", state.skipped_steps);
   if (state.multiplier) file.set_attribute("gradient_multiplier", *state.multiplier);
+  file.set_attribute("rewinds", state.rewinds);
   file.set_attribute("deck", std::string_view(state.deck));
 }
 
@@ -139,6 +140,8 @@ RunState read_state(const h5::File& file) {
   state.skipped_steps = file.int_attribute("skipped_steps");
   if (file.has_attribute("gradient_multiplier"))
     state.multiplier = file.double_attribute("gradient_multiplier");
+  // Earlier versions never went back.
+  if (file.has_attribute("rewinds")) state.rewinds = file.int_attribute("rewinds");
   state.deck = file.text_attribute("deck");
   return state;
 }

@@ -239,7 +239,7 @@ int ranks_of(const Deck& deck) {
 
 Plan make_plan(const Deck& deck, int world_size) {
   const auto& p = deck.parallel;
-  Faults faults(deck.path);
+  Faults faults(deck);
   check_numbers(deck, world_size, faults);
 
   Plan plan;
