@@ -138,6 +138,8 @@ void print_summary(const Arguments& arguments, int ranks, const TrainSummary& su
     row("replayed", format("{} kernels in {} recordings",
                            show_grouped(static_cast<int64_t>(summary.recordings.kernels)),
                            summary.recordings.count));
+  if (summary.rewinds > 0)
+    row("rewinds", format("{}: the run diverged and went back", summary.rewinds));
   row("run folder", summary.run_dir);
   std::string overrides;
   for (const std::string& text : arguments.overrides) overrides += format(" --set '{}'", text);
@@ -330,15 +332,21 @@ int run(int argc, char** argv) {
       ->add_option("--only", arguments.bench.only,
                    "names of kernels, with commas between: no others")
       ->delimiter(',');
+  bench->add_option("--disk", arguments.bench.disk,
+                    "a folder on the disk to measure; default: the current one");
   bench->add_option("--write", arguments.hardware_file, "write a hardware file (TOML)");
   bench->add_flag("--quick", arguments.bench.quick, "small shapes: whether it works, not how fast");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     // Below mpirun every rank comes here: the first one speaks.
-    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
       const char* rank = std::getenv(name);
       if (rank != nullptr && std::string(rank) != "0") return as_int(ExitCode::bad_input);
+    }
+    if (error.get_exit_code() != 0 && argc > 1 && app.get_subcommands().empty()) {
+      log::error(format("error: {}: no such command; `voltapile --help` lists them", argv[1]));
+      return as_int(ExitCode::bad_input);
     }
     return app.exit(error) == 0 ? 0 : as_int(ExitCode::bad_input);
   }

@@ -93,6 +93,9 @@ Ceilings measure_ceilings(Workbench& bench);
 // Collective over `world`.
 Communication measure_communication(Workbench& bench, Communicator& world,
                                     const BenchOptions& options);
+// Bytes per second of each rank while all write; the same on every rank. Error(bad_input) names
+// options.disk where nothing can be written there.
+double measure_disk(Communicator& world, const BenchOptions& options);
 EndToEnd measure_training(const BenchOptions& options, Communicator& world);
 
 }  // namespace voltapile::bench

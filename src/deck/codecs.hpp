@@ -81,6 +81,7 @@ struct Flag {
 };
 
 struct Bytes {
+  int64_t low = 1;
   std::string allowed() const;
   bool read(const TomlValue& value, int64_t& out) const;
   std::string write(int64_t value) const;

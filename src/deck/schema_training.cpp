@@ -98,6 +98,19 @@ void add_optimizer(Schema& schema) {
                          "clipping off.",
                  .also = "grad_clip max_norm clip_norm max_grad_norm"});
   optimizer.add(
+      "clip_norm_from", &O::clip_norm_from,
+      Choice<ClipNorm>{
+          {{"this_step", ClipNorm::this_step}, {"previous_step", ClipNorm::previous_step}}},
+      {.fallback = literal("\"this_step\""),
+       .help =
+           "Whose gradient norm is clipped by. \"previous_step\" is another rule: gradients are "
+           "scaled by min(1, clip / norm of the step before), in the first step by 1. A chunk "
+           "is then updated as soon as its gradients are there, so an optimizer on the host "
+           "works while backward does. A gradient that is not finite ends the run. f32 and bf16 "
+           "only.",
+       .on_resume = OnResume::may_change,
+       .also = "delayed_clip async_optimizer"});
+  optimizer.add(
       "zero", &O::zero, Integer{0, 1},
       {.fallback = literal("1"),
        .help = "1: each data rank owns a part of the master weights and moments (ZeRO-1). "

@@ -98,6 +98,49 @@ class Page {
     fact("work", work());
     fact("forecast", time());
     fact("activations", activations());
+    fact("saving", saving());
+  }
+
+  // As the rank with the largest part of a checkpoint sees it, all ranks writing at once.
+  std::string saving() const {
+    double all = 0;
+    SaveSize most;
+    const int writers = deck_.optimizer.zero == 0 ? 1 : plan_.mesh.dp;
+    for (int rank = 0; rank < plan_.mesh.pp; ++rank) {
+      const SaveSize size = save_size(plan_, rank);
+      if (size.bytes > most.bytes) most = size;
+    }
+    for (const Layer& layer : plan_.architecture.layers)
+      for (const Parameter& parameter : layer.parameters)
+        all += static_cast<double>(parameter.shape.elements() * sizeof(float)) *
+               (deck_.optimizer.ema > 0 ? 4 : 3);
+    std::string text =
+        format("{} a checkpoint, {} of it by one rank at most ({})", show_bytes(all),
+               show_bytes(static_cast<double>(most.bytes)),
+               plural(int64_t{plan_.mesh.pp} * plan_.mesh.tp * writers, "file") + " at once");
+    const double rate = hardware_.disk_bytes_per_second;
+    const auto seconds = [&](size_t bytes) {
+      return show_seconds(static_cast<double>(bytes) / rate);
+    };
+    const std::string unknown =
+        "no hardware file gives the rate of the disk (voltapile bench --disk FOLDER --write FILE makes one)";
+    if (deck_.memory.optimizer == Home::device) {
+      const double copied = static_cast<double>(most.bytes);
+      text += format("; training stands still while it is copied to host memory ({})",
+                     show_seconds(copied / hardware_.device_to_host_bytes_per_second));
+      return text + (hardware_.disk_is_measured
+                         ? format(", and it is written meanwhile in {}", seconds(most.bytes))
+                         : format("; how long writing takes is unknown: {}", unknown));
+    }
+    text += format(
+        "; a pool of {} (checkpoint.pool), so updates of the next step wait for {} to "
+        "be written",
+        show_bytes(static_cast<double>(most.pool)),
+        most.held == 0 ? "nothing" : show_bytes(static_cast<double>(most.held)));
+    if (!hardware_.disk_is_measured)
+      return text + format("; how long that takes is unknown: {}", unknown);
+    return text + format(": {} at most, of {} until the checkpoint is whole", seconds(most.held),
+                         seconds(most.bytes));
   }
 
   std::string length_of_run() const {

@@ -124,7 +124,7 @@ void check_homes(const Deck& deck, Faults& faults) {
                "the optimizer updates weights at their home, and memory.optimizer = \"device\" is "
                "elsewhere: set memory.optimizer to \"host\" or \"nvme\", or memory.weights to "
                "\"device\"");
-  const auto needs_dir = [&](std::string_view key, Home home) {
+  const auto needs_dir = [&](const std::string& key, Home home) {
     if (home == Home::nvme && memory.nvme_dir.empty())
       faults.add(key, "\"nvme\"",
                  "needs memory.nvme_dir, a folder on a fast disk of each machine that runs a rank");
@@ -134,6 +134,11 @@ void check_homes(const Deck& deck, Faults& faults) {
     faults.add("optimizer.moments", "\"int8\"",
                "is for an optimizer on the host: set memory.optimizer to \"host\" or \"nvme\"");
   needs_dir("memory.weights", memory.weights);
+  if (deck.optimizer.clip_norm_from == ClipNorm::previous_step && deck.precision.type == DType::f16)
+    faults.add(
+        "optimizer.clip_norm_from", "\"previous_step\"",
+        "a step whose f16 gradients overflow could not be skipped any more: use \"this_step\", "
+        "or precision.type \"bf16\" or \"f32\"");
 }
 
 // The name that a pattern without a match is likely to stand for.
@@ -179,8 +184,9 @@ void check_freeze(const Deck& deck, Faults& faults) {
 
 }  // namespace
 
-void Faults::add(std::string_view key, std::string_view value, std::string_view text) {
-  lines_.push_back(format("{}{}{} = {}: {}", path_, path_.empty() ? "" : ": ", key, value, text));
+void Faults::add(const std::string& key, std::string_view value, std::string_view text) {
+  const std::string place = deck_.path.empty() ? "" : deck_.place(key) + ": ";
+  lines_.push_back(format("{}{} = {}: {}", place, key, value, text));
 }
 
 void Faults::throw_if_any() const {

@@ -15,7 +15,8 @@ Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
       kernels(context_.device().kernels()),
       rules{plan.deck.optimizer.betas[0], plan.deck.optimizer.betas[1], plan.deck.optimizer.eps,
             plan.deck.optimizer.weight_decay},
-      training(phase_.training) {
+      training(phase_.training),
+      early_updates(phase_.shape.early_updates) {
   if (!training) {
     own_arena = std::make_unique<Arena>(context.arena(),
                                         phase.buffers[static_cast<size_t>(context.coord().pp)]);
@@ -24,6 +25,7 @@ Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
 
   // The ring of states and the vectors that norm sums, and host copies of what a step leaves.
   host_states = device.allocate_host(kRing * sizeof(StepState), "step results");
+  host_updates = device.allocate_host(kRing * sizeof(StepState), "step results");
   host_inputs = device.allocate_host(kRing * sizeof(StepInputs), "step inputs");
   host_votes = device.allocate_host(kRing * sizeof(double), "votes");
   states = reinterpret_cast<StepState*>(arena->at(Value::step_state, -1, -1));
@@ -122,6 +124,10 @@ Clocked& Engine::Impl::clock_of(size_t instruction, size_t ring) const {
 
 StepState* Engine::Impl::state(int64_t step) const { return states + step % kRing; }
 
+StepState* Engine::Impl::host_update(int64_t step) const {
+  return reinterpret_cast<StepState*>(host_updates.data()) + step % kRing;
+}
+
 void Engine::Impl::issue(const StepInputs* inputs, const BatchMemory& batch, int64_t valid,
                          Votes votes) {
   VP_CHECK(issued - waited < kRing - 1, "{} steps are in flight", issued - waited);
@@ -177,7 +183,7 @@ void Engine::set_state(const StepState& state) {
   impl_->issued = impl_->waited = impl_->first_step = state.inputs.step;
   impl_->first_shown = impl_->end_shown = state.inputs.step;
   auto* host = reinterpret_cast<StepState*>(impl_->host_states.data());
-  for (int i = 0; i < kRing; ++i) host[i] = state;
+  for (int i = 0; i < kRing; ++i) *impl_->host_update(i) = host[i] = state;
   Stream& compute = impl_->device.stream(Lane::compute);
   impl_->device.copy(impl_->states, host, kRing * sizeof(StepState), compute);
   impl_->device.wait_on_host(impl_->device.record(compute));

@@ -10,7 +10,7 @@ static_assert(StoredTensor::kBlock == kQuantiseBlock, "the plan's sizes are the 
 
 void Engine::Impl::update(int chunk, Lane lane, Stream& stream) {
   if (lane == Lane::host) {
-    const int ring = static_cast<int>(issued % kRing);
+    const auto ring = static_cast<size_t>(issued % kRing);
     stream.run_on_host([this, chunk, ring] { update_on_host(chunk, ring); });
     return;
   }
@@ -27,19 +27,21 @@ void Engine::Impl::update(int chunk, Lane lane, Stream& stream) {
                     average.slice_flat(part.begin, part.end), stream);
 }
 
-void Engine::Impl::update_on_host(int chunk, int ring) {
-  host::adamw(context.host_pool(),
-              {.gradients = context.host_gradients(chunk),
-               .master = context.state(chunk, StatePart::master),
-               .m = context.state(chunk, StatePart::m),
-               .v = context.state(chunk, StatePart::v),
-               .moments = context.moments(chunk),
-               .ema = context.state(chunk, StatePart::ema),
-               .ema_decay = plan.deck.optimizer.ema,
-               .weights = context.host_weights(chunk),
-               .runs = chunks[static_cast<size_t>(chunk)].runs,
-               .rules = rules,
-               .state = reinterpret_cast<const StepState*>(host_states.data()) + ring});
+void Engine::Impl::update_on_host(int chunk, size_t ring) {
+  if (plan.deck.memory.optimizer == Home::host) context.hold().wait(chunk);
+  StepState state = *host_update(static_cast<int64_t>(ring));
+  state.inputs = reinterpret_cast<const StepInputs*>(host_inputs.data())[ring];
+  host::adamw(context.host_pool(), {.gradients = context.host_gradients(chunk),
+                                    .master = context.state(chunk, StatePart::master),
+                                    .m = context.state(chunk, StatePart::m),
+                                    .v = context.state(chunk, StatePart::v),
+                                    .moments = context.moments(chunk),
+                                    .ema = context.state(chunk, StatePart::ema),
+                                    .ema_decay = plan.deck.optimizer.ema,
+                                    .weights = context.host_weights(chunk),
+                                    .runs = chunks[static_cast<size_t>(chunk)].runs,
+                                    .rules = rules,
+                                    .state = &state});
 }
 
 void Engine::Impl::offload_gradients(int chunk, Stream& stream) {

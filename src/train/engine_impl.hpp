@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <map>
 
@@ -46,6 +47,11 @@ struct ChunkParts {
   StoredLayout stored;         // where activations are not left as they are
 };
 
+// What finish_norm leaves in a state: all but the inputs, which are copied there when a step is
+// issued, perhaps at the same time.
+inline constexpr size_t kDecidedAt = sizeof(StepInputs);
+static_assert(offsetof(StepState, loss_scale) == kDecidedAt);
+
 // When an instruction ran, marked by its lane.
 struct Clocked {
   double begin = 0, end = 0;  // 0: not yet
@@ -75,7 +81,8 @@ struct Engine::Impl {
   void reduce_gradients(int chunk, Stream& stream);
   void norm(Stream& stream, Votes votes);
   void update(int chunk, Lane lane, Stream& stream);
-  void update_on_host(int chunk, int ring);
+  void update_on_host(int chunk, size_t ring);
+  StepState* host_update(int64_t step) const;
   void gather_weights(int chunk, Stream& stream);
   void fetch_weights(int chunk, Stream& stream);
   void offload_gradients(int chunk, Stream& stream);
@@ -95,7 +102,7 @@ struct Engine::Impl {
   Device& device;
   Kernels& kernels;
   AdamW rules;
-  bool training;
+  bool training, early_updates;
   std::unique_ptr<Arena> own_arena;  // evaluation's view of the same memory
   const Arena* arena;
   std::vector<ChunkParts> chunks;  // by chunk number; empty for foreign ones
@@ -107,7 +114,8 @@ struct Engine::Impl {
   std::array<Tickets, kLaneCount>
       waited_for{};  // by waiting lane: what it has been made to wait for already
 
-  Buffer host_states, host_inputs, host_votes, host_clocks;
+  // host_updates: what finish_norm decided for updates on the host.
+  Buffer host_states, host_updates, host_inputs, host_votes, host_clocks;
   StepState* states = nullptr;  // kRing of them, on the device
   // On the device. `summed` is what norm adds up over the world: slots, then the ranks' votes.
   // `loss` is this rank's, until norm takes it.

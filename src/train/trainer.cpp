@@ -89,6 +89,16 @@ void refuse_damage(const std::vector<std::string>& damage,
                     format("{} is damaged: {}", checkpoint.string(), join(damage, "\n  ")));
 }
 
+void warn_of_rewind(const RewindRecord& rewind, const std::optional<std::filesystem::path>& to,
+                    const Deck::Run& rules) {
+  log::warn(format("after step {} {}", rewind.from_step, rewind.cause));
+  log::warn(
+      format("rewind {} of {} (run.rewind_limit): going on from {}, with the pictures in "
+             "another order",
+             rewind.rewinds, rules.rewind_limit,
+             to ? format("{} (step {})", to->string(), rewind.step) : "the start"));
+}
+
 TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& options) {
   std::unique_ptr<Communicator>& world = ranks.world;
   Watch watch(*world, options.watch);
@@ -165,18 +175,33 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
       make_plan_links(plan, std::move(world), *device, transport.transport);
   const Watch::Subject watched = observe(watch, links), given_up = give_up_with(watch, *device);
   std::unique_ptr<RankContext> context;
-  std::unique_ptr<Training> training;
   agree(control, [&] {
     context =
         std::make_unique<RankContext>(plan, *device, links, rank, host_threads(plan.deck, control));
-    training = std::make_unique<Training>(plan, control, *context, watch, options, folder.get(),
-                                          run_dir / "checkpoints", data, test, total);
   });
-  TrainSummary summary = or_abort(ranks, *device, [&] {
-    return training->run(stored ? std::optional(stored->folder) : std::nullopt);
-  });
-  summary.run_dir = run_dir.string();
-  return summary;
+  std::optional<std::filesystem::path> from;
+  if (stored) from = stored->folder;
+  std::optional<RewindRecord> rewind;
+  for (;;) {
+    std::unique_ptr<Training> training;
+    agree(control, [&] {
+      training = std::make_unique<Training>(plan, control, *context, watch, options, folder.get(),
+                                            run_dir / "checkpoints", data, test, total);
+    });
+    try {
+      TrainSummary summary = or_abort(ranks, *device, [&] { return training->run(from, rewind); });
+      summary.run_dir = run_dir.string();
+      return summary;
+    } catch (const Diverged& diverged) {
+      training.reset();  // with what it still writes
+      from = shared([&] {
+        return rewind_checkpoints(run_dir / "checkpoints", diverged.last_good(), control);
+      });
+      rewind = diverged.rewind();
+      rewind->step = from ? read_run_state(*from).step : 0;
+      if (folder) warn_of_rewind(*rewind, from, plan.deck.run);
+    }
+  }
 }
 
 void with_checkpoint_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& options,

@@ -125,6 +125,41 @@ TEST_P(Optimizer, a_finite_step_clips_and_lets_the_scale_grow_on_time) {
   EXPECT_EQ(read_state(next).loss_scale, 2048) << "not beyond max_scale";
 }
 
+TEST_P(Optimizer, a_norm_for_the_next_step_leaves_its_own_updates_and_the_scale_alone) {
+  StepState state;
+  state.loss_scale = 2;
+  state.good_steps = 5;
+  state.adam_step = 17;
+  state.multiplier = 0.75;
+  StepState* current = place(state);
+  StepState ahead;
+  ahead.loss_scale = 2;
+  ahead.good_steps = 99;
+  ahead.skip = 1;
+  StepState* next = place(ahead);
+  const Tensor slots = given(DType::f64, {4}, {64, 0, 30, 12}),
+               bad = given(DType::i32, {1}, {INT_MAX});
+  NormRules rules;
+  rules.clip = 1;
+  rules.for_next = true;
+  kernels().finish_norm(slots, bad, rules, current, next, stream());
+  const StepState done = read_state(current), after = read_state(next);
+  EXPECT_DOUBLE_EQ(done.grad_norm, 4);
+  EXPECT_DOUBLE_EQ(done.loss, 2.5);
+  EXPECT_EQ(done.multiplier, 0.75);
+  EXPECT_EQ(done.skip, 0);
+  EXPECT_DOUBLE_EQ(after.multiplier, 1 / (4 + 1e-6) / 2);
+  EXPECT_EQ(after.skip, 0);
+  EXPECT_EQ(after.adam_step, 18);
+  EXPECT_EQ(after.loss_scale, 2);
+  EXPECT_EQ(after.good_steps, 99);
+  // What is not finite is reported; the updates were done.
+  const Tensor worse = given(DType::f64, {4}, {NAN, 1, 30, 12}), name = given(DType::i32, {1}, {6});
+  kernels().finish_norm(worse, name, rules, current, next, stream());
+  EXPECT_EQ(read_state(current).skip, 1);
+  EXPECT_EQ(read_state(current).bad_parameter, 6);
+}
+
 TEST_P(Optimizer, a_step_that_overflowed_is_skipped_and_halves_the_scale) {
   for (const Norm norm : {Norm{9, 1}, Norm{INFINITY}, Norm{NAN}}) {
     StepState state;

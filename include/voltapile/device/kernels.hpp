@@ -33,7 +33,8 @@ struct StepState {
   int64_t skipped_steps = 0;
   // decided by finish_norm of this step:
   double grad_norm = 0;   // unscaled, before clipping
-  double multiplier = 0;  // what update multiplies stored gradients with: clip factor / loss_scale
+  double multiplier = 0;  // what update multiplies stored gradients with: clip factor / loss_scale;
+                          // with NormRules::for_next decided by the step before
   double loss = 0;        // mean over the step's samples
   int32_t skip = 0;       // 1: something was not finite; update does nothing
   int32_t bad_parameter = -1;  // id of the first parameter whose gradient was not finite
@@ -44,6 +45,7 @@ struct NormRules {
   bool dynamic_scale = false;
   int64_t growth_interval = 2000;
   double max_scale = 16777216, min_scale = 1;
+  bool for_next = false;  // this norm clips the next step, which has no dynamic scale
 };
 // Slots of the vector that is summed over the world between sum_squares and finish_norm (f64 each).
 struct NormSlots {
@@ -238,7 +240,8 @@ class Kernels {
   virtual void sum_squares(TensorView gradients, std::span<const NormPiece> pieces,
                            TensorView slots, TensorView first_bad, Stream&) = 0;
   // From world-summed slots: loss, grad_norm, multiplier, skip of *state; scale, counters of *next.
-  // first_bad (1) i32.
+  // With for_next the multiplier is next's, whose skip becomes 0, and its scale and good_steps are
+  // left alone. first_bad (1) i32.
   virtual void finish_norm(TensorView slots, TensorView first_bad, const NormRules&,
                            StepState* state, StepState* next, Stream&) = 0;
   // One flat buffer (or shard) of n elements: g = gradients * multiplier; AdamW (Loshchilov &

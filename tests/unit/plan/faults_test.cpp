@@ -110,6 +110,14 @@ TEST(Faults, WeightsAwayNeedTheOptimizerAway) {
                {"memory.weights = \"nvme\"", "memory.optimizer = \"nvme\"", "memory.nvme_dir"});
 }
 
+TEST(Faults, UpdatesThatCannotBeSkippedAreNotForF16) {
+  Deck deck = test::sample_deck();
+  deck.optimizer.clip_norm_from = ClipNorm::previous_step;
+  EXPECT_EQ(fault_of(deck), "");
+  deck.precision.type = DType::f16;
+  expect_parts(fault_of(deck), {"optimizer.clip_norm_from", "\"this_step\"", "bf16"});
+}
+
 TEST(Faults, PatternsThatFreezeNothingAreNamedWithTheNearestName) {
   Deck deck = test::sample_deck();
   deck.optimizer.freeze = {"blocks.*", "pos_embed", "*.bias"};
