@@ -25,7 +25,7 @@ Sizes sizes_of(const BenchOptions& options);
 // Host lists that kernels refer to must outlive the device: declare one before it.
 struct Lists {
   std::deque<std::vector<NormPiece>> pieces;
-  std::deque<std::vector<Range>> ranges;
+  std::deque<std::vector<UpdateRun>> runs;
 };
 
 // Gives out operands and keeps them until it goes. On the dry device they have no contents.
@@ -93,6 +93,9 @@ Ceilings measure_ceilings(Workbench& bench);
 // Collective over `world`.
 Communication measure_communication(Workbench& bench, Communicator& world,
                                     const BenchOptions& options);
+// Bytes per second of each rank while all write; the same on every rank. Error(bad_input) names
+// options.disk where nothing can be written there.
+double measure_disk(Communicator& world, const BenchOptions& options);
 EndToEnd measure_training(const BenchOptions& options, Communicator& world);
 
 }  // namespace voltapile::bench

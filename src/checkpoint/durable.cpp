@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include <fcntl.h>
@@ -13,54 +12,10 @@
 
 #include "voltapile/base/error.hpp"
 
+#include "descriptor.hpp"
+
 namespace voltapile {
 namespace {
-
-[[noreturn]] void throw_errno(ExitCode code, const std::filesystem::path& path, const char* what) {
-  throw Error(code, format("{}: {}: {}", path.string(), what, std::strerror(errno)));
-}
-
-class Descriptor {
- public:
-  Descriptor(const std::filesystem::path& path, int flags, ExitCode code, const char* what)
-      : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {
-    if (fd_ < 0) throw_errno(code, path, what);
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int fd() const { return fd_; }
-  // Some file systems report a lost write only here.
-  void close(const std::filesystem::path& path) {
-    if (::close(std::exchange(fd_, -1)) != 0) {
-      throw_errno(ExitCode::failure, path, "cannot close this file");
-    }
-  }
-
- private:
-  int fd_;
-};
-
-class Hash {
- public:
-  Hash() : state_(XXH3_createState()) { reset(); }
-  ~Hash() { XXH3_freeState(state_); }
-  Hash(const Hash&) = delete;
-  Hash& operator=(const Hash&) = delete;
-  void reset() { XXH3_128bits_reset(state_); }
-  void add(std::span<const std::byte> bytes) {
-    XXH3_128bits_update(state_, bytes.data(), bytes.size());
-  }
-  std::string hex() const {
-    const XXH128_hash_t hash = XXH3_128bits_digest(state_);
-    return format("{:016x}{:016x}", hash.high64, hash.low64);
-  }
-
- private:
-  XXH3_state_t* state_;
-};
 
 // Calls f(offset, bytes) for a whole file, block by block; returns its size.
 template <class F>
@@ -82,6 +37,17 @@ int64_t read_blocks(const std::filesystem::path& path, const F& f) {
 }
 
 }  // namespace
+
+RunningDigest::RunningDigest() : state_(XXH3_createState()) { reset(); }
+RunningDigest::~RunningDigest() { XXH3_freeState(static_cast<XXH3_state_t*>(state_)); }
+void RunningDigest::reset() { XXH3_128bits_reset(static_cast<XXH3_state_t*>(state_)); }
+void RunningDigest::add(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(static_cast<XXH3_state_t*>(state_), bytes.data(), bytes.size());
+}
+std::string RunningDigest::hex() const {
+  const XXH128_hash_t hash = XXH3_128bits_digest(static_cast<const XXH3_state_t*>(state_));
+  return format("{:016x}{:016x}", hash.high64, hash.low64);
+}
 
 void sync_folder(const std::filesystem::path& path) {
   const char* what = "cannot sync this folder to the disk";
@@ -112,7 +78,7 @@ void publish_file(const std::filesystem::path& path, std::span<const std::byte> 
 }
 
 Digest digest_file(const std::filesystem::path& path, int64_t from) {
-  Hash hash;
+  RunningDigest hash;
   const int64_t bytes = read_blocks(path, [&](int64_t offset, std::span<const std::byte> block) {
     const auto size = static_cast<int64_t>(block.size());
     hash.add(block.subspan(static_cast<size_t>(std::clamp<int64_t>(from - offset, 0, size))));
@@ -121,7 +87,7 @@ Digest digest_file(const std::filesystem::path& path, int64_t from) {
 }
 
 RangeDigests digest_ranges(const std::filesystem::path& path, std::span<const ByteRange> ranges) {
-  Hash whole, part;
+  RunningDigest whole, part;
   RangeDigests digests;
   size_t next = 0;  // whose digest is being made
   const int64_t bytes = read_blocks(path, [&](int64_t offset, std::span<const std::byte> block) {
@@ -146,7 +112,7 @@ RangeDigests digest_ranges(const std::filesystem::path& path, std::span<const By
 }
 
 std::string digest_of(std::span<const std::byte> bytes) {
-  Hash hash;
+  RunningDigest hash;
   hash.add(bytes);
   return hash.hex();
 }

@@ -1,5 +1,7 @@
+#include <atomic>
 #include <functional>
 
+#include "voltapile/base/log.hpp"
 #include "voltapile/checkpoint/checkpoint.hpp"
 #include "voltapile/checkpoint/durable.hpp"
 
@@ -10,10 +12,27 @@
 
 namespace voltapile {
 namespace fs = std::filesystem;
+namespace {
+
+// Once a process: what a disk refuses, it refuses at every save.
+void tell_refusal(const fs::path& folder, const std::vector<ShardReport>& reports) {
+  static std::atomic<bool> told = false;
+  for (const ShardReport& report : reports) {
+    if (report.refusal.empty() || told.exchange(true)) continue;
+    log::warn(
+        format("{}: this file system refuses writes past its page cache ({}): saving is "
+               "slower, and takes memory of the machine beside checkpoint.pool",
+               (folder / report.file).string(), report.refusal));
+  }
+}
+
+}  // namespace
 
 fs::path save_checkpoint(const fs::path& checkpoints, Communicator& world, const RunState& state,
                          const std::vector<Parameter>& model, const PieceOwner& owner,
-                         const std::vector<Piece>& pieces, const Keep& keep) {
+                         const std::vector<Piece>& pieces, const Keep& keep, StateSource* source) {
+  ViewSource views(pieces);
+  StateSource& values = source == nullptr ? views : *source;
   const fs::path folder = checkpoints / step_name(state.step);
   fs::path partial = folder;
   partial += ".partial";
@@ -37,12 +56,13 @@ fs::path save_checkpoint(const fs::path& checkpoints, Communicator& world, const
     writing = true;
     const std::vector<std::string> answers = together(world, [&] {
       // A job that fails meanwhile is not to wait for all of this.
-      return to_text(write_shard(partial, world.rank(), state.step, owner, pieces,
+      return to_text(write_shard(partial, world.rank(), state.step, owner, pieces, values,
                                  [&] { world.poll_error(); }));
     });
     on_first([&] {
       std::vector<ShardReport> reports;
       for (const std::string& answer : answers) reports.push_back(shard_report(answer));
+      tell_refusal(partial, reports);
       write_index(partial, state, model, reports);
       sync_folder(partial);
       publish_step(checkpoints, state.step);

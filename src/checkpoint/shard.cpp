@@ -10,6 +10,7 @@
 #include "voltapile/h5/h5.hpp"
 
 #include "mapping.hpp"
+#include "shard_file.hpp"
 
 namespace voltapile {
 namespace {
@@ -21,100 +22,164 @@ struct State {
 constexpr std::array<State, 4> kStates = {
     {{"master", &Piece::master}, {"m", &Piece::m}, {"v", &Piece::v}, {"ema", &Piece::ema}}};
 
-std::span<const float> stored_values(const Piece& piece, const State& state, int64_t extent) {
-  const TensorView& view = piece.*state.view;
-  VP_CHECK(view && view.elements() == piece.end - piece.begin, "{}: {} holds {} for {}:{}",
-           piece.parameter->name, state.group, view.shape.text(), piece.begin, piece.end);
-  const std::span<const float> values(view.as<float>(), static_cast<size_t>(extent));
-  const auto nan =
-      std::find_if(values.begin(), values.end(), [](float x) { return std::isnan(x); });
-  if (nan != values.end()) {
+// A dataset that is laid out and waits for its values.
+struct Place {
+  StateSource::Tensor tensor;
+  const char* group;
+  int64_t at = 0;
+  int64_t elements = 0;  // trailing padding of the piece left out
+
+  std::string dataset(const std::vector<Piece>& pieces) const {
+    return format("/{}/{}", group, pieces[tensor.piece].parameter->name);
+  }
+};
+
+// In the order of the file.
+std::vector<Place> lay_out(const std::filesystem::path& path, int rank, int64_t step,
+                           std::span<const State> states, const std::vector<Piece>& pieces,
+                           ShardReport& report) {
+  h5::File file = h5::File::create(path, {ShardFile::kLong, ShardFile::kPage});
+  file.set_attribute("step", step);
+  file.set_attribute("rank", int64_t{rank});
+  for (const State& state : states) file.create_group(state.group);
+  std::vector<Place> places;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    const int64_t extent = mapped_extent(
+        map_piece(*piece.parameter, report.owner.tp, report.owner.tp_rank, piece.begin, piece.end));
+    if (extent == 0) continue;
+    report.pieces.push_back({piece.parameter->name, piece.begin, piece.begin + extent});
+    for (const State& state : states) {
+      const h5::Dataset dataset =
+          file.open_group(state.group)
+              .create_dataset(piece.parameter->name, DType::f32, Shape{extent});
+      places.push_back({{i, state.view}, state.group, dataset.place_bytes(), extent});
+    }
+  }
+  file.close_unsynced();
+  std::sort(places.begin(), places.end(),
+            [](const Place& a, const Place& b) { return a.at < b.at; });
+  return places;
+}
+
+// Writes and digests a file from its first byte to its last.
+class Filler {
+ public:
+  Filler(const std::filesystem::path& path, const std::vector<Piece>& pieces, StateSource& source,
+         const std::function<void()>& may_go_on, ShardReport& report)
+      : file_(path), pieces_(pieces), source_(source), may_go_on_(may_go_on), report_(report) {}
+
+  void fill(const std::vector<Place>& places) {
+    for (const Place& place : places) {
+      structure(place.at);
+      values(place);
+    }
+    structure(file_.bytes());
+    may_go_on_();
+    file_.close();
+    report_.bytes = file_.bytes();
+    report_.digest = whole_.hex();
+    report_.refusal = file_.refusal();
+  }
+
+ private:
+  // What HDF5 has written up to `end`.
+  void structure(int64_t end) {
+    VP_CHECK(end >= at_, "datasets overlap at byte {}", end);
+    const int64_t begin = at_;
+    std::vector<std::byte> bytes(ShardFile::kPage);
+    while (at_ < end) {
+      bytes.resize(std::min<size_t>(bytes.size(), static_cast<size_t>(end - at_)));
+      file_.read(at_, bytes);
+      add(bytes);
+    }
+    if (begin < end) close_range({}, begin);
+  }
+
+  void values(const Place& place) {
+    const Piece& piece = pieces_[place.tensor.piece];
+    const int64_t begin = at_, size = piece.end - piece.begin;
+    for (int64_t done = 0; done < size;) {
+      may_go_on_();
+      const std::span<const float> taken = source_.take();
+      const auto count = static_cast<int64_t>(taken.size());
+      VP_CHECK(0 < count && count <= size - done, "{}: {} values are given for {}",
+               place.dataset(pieces_), count, size - done);
+      const std::span<const float> kept =
+          taken.first(static_cast<size_t>(std::clamp<int64_t>(place.elements - done, 0, count)));
+      refuse_nan(place, piece.begin + done, kept);
+      const std::span<const std::byte> bytes = std::as_bytes(kept);
+      file_.write(at_, bytes);
+      add(bytes);
+      done += count;
+    }
+    close_range(place.dataset(pieces_), begin);
+  }
+
+  void refuse_nan(const Place& place, int64_t first, std::span<const float> values) const {
+    const auto nan =
+        std::find_if(values.begin(), values.end(), [](float x) { return std::isnan(x); });
+    if (nan == values.end()) return;
     throw Error(ExitCode::failure,
                 format("{} of {} is not a number (element {} of the local tensor): training has "
                        "diverged, so this checkpoint is not written; the one before stays",
-                       state.group, piece.parameter->name, piece.begin + (nan - values.begin())));
+                       place.group, pieces_[place.tensor.piece].parameter->name,
+                       first + (nan - values.begin())));
+  }
+
+  void add(std::span<const std::byte> bytes) {
+    whole_.add(bytes);
+    part_.add(bytes);
+    at_ += static_cast<int64_t>(bytes.size());
+  }
+  void close_range(std::string dataset, int64_t begin) {
+    report_.ranges.push_back({std::move(dataset), begin, at_, part_.hex()});
+    part_.reset();
+  }
+
+  ShardFile file_;
+  const std::vector<Piece>& pieces_;
+  StateSource& source_;
+  const std::function<void()>& may_go_on_;
+  ShardReport& report_;
+  RunningDigest whole_, part_;
+  int64_t at_ = 0;
+};
+
+}  // namespace
+
+std::span<const float> ViewSource::take() {
+  const Tensor& tensor = left_[next_];
+  const Piece& piece = pieces_[tensor.piece];
+  const TensorView& view = piece.*tensor.part;
+  const int64_t size = piece.end - piece.begin;
+  VP_CHECK(view && view.elements() == size, "{}: {} for {}:{}", piece.parameter->name,
+           view.shape.text(), piece.begin, piece.end);
+  const int64_t count = std::min<int64_t>(size - taken_, ShardFile::kBlock / sizeof(float));
+  const std::span<const float> values(view.as<float>() + taken_, static_cast<size_t>(count));
+  taken_ += count;
+  if (taken_ == size) {
+    ++next_;
+    taken_ = 0;
   }
   return values;
 }
 
-// The ranges of the datasets, and between them those of the rest.
-std::vector<StoredRange> with_structure(std::vector<StoredRange> datasets, int64_t bytes) {
-  std::sort(datasets.begin(), datasets.end(),
-            [](const StoredRange& a, const StoredRange& b) { return a.begin < b.begin; });
-  std::vector<StoredRange> all;
-  int64_t end = 0;
-  const auto close_gap = [&](int64_t next) {
-    VP_CHECK(next >= end, "datasets overlap at byte {}", next);
-    if (next > end) all.push_back({.dataset = {}, .begin = end, .end = next, .digest = {}});
-  };
-  for (StoredRange& range : datasets) {
-    close_gap(range.begin);
-    end = range.end;
-    all.push_back(std::move(range));
-  }
-  close_gap(bytes);
-  return all;
-}
-
-// Fills in the digests that are not known; the others must be found.
-void read_back(const std::filesystem::path& path, ShardReport& report) {
-  std::vector<ByteRange> places;
-  for (const StoredRange& range : report.ranges) places.push_back({range.begin, range.end});
-  const RangeDigests found = digest_ranges(path, places);
-  for (size_t i = 0; i < report.ranges.size(); ++i) {
-    StoredRange& range = report.ranges[i];
-    if (!range.dataset.empty() && range.digest != found.ranges[i]) {
-      throw Error(ExitCode::failure,
-                  format("{}: bytes {}:{} ({}) read back otherwise than they were written; is this "
-                         "disk sound, and not full?",
-                         path.string(), range.begin, range.end, range.dataset));
-    }
-    range.digest = found.ranges[i];
-  }
-  report.bytes = found.whole.bytes;
-  report.digest = found.whole.hex;
-}
-
-}  // namespace
-
 ShardReport write_shard(const std::filesystem::path& folder, int rank, int64_t step,
                         const PieceOwner& owner, const std::vector<Piece>& pieces,
-                        const std::function<void()>& may_go_on) {
+                        StateSource& source, const std::function<void()>& may_go_on) {
   ShardReport report;
   report.file = format("shard_{:05d}.h5", rank);
   report.owner = owner;
+  report.ema = source.averaged();
   const std::filesystem::path path = folder / report.file;
-
-  h5::File file = h5::File::create(path);
-  file.set_attribute("step", step);
-  file.set_attribute("rank", int64_t{rank});
-  report.ema = !pieces.empty() && pieces.front().ema;
+  may_go_on();
   const std::span<const State> states(kStates.data(), report.ema ? kStates.size() : 3);
-  for (const State& state : states) file.create_group(state.group);
-  for (const Piece& piece : pieces) {
-    const auto mappings =
-        map_piece(*piece.parameter, owner.tp, owner.tp_rank, piece.begin, piece.end);
-    const int64_t extent = mapped_extent(mappings);
-    if (extent == 0) continue;
-    report.pieces.push_back({piece.parameter->name, piece.begin, piece.begin + extent});
-    for (const State& state : states) {
-      may_go_on();
-      const auto values = stored_values(piece, state, extent);
-      h5::Dataset dataset = file.open_group(state.group)
-                                .create_dataset(piece.parameter->name, DType::f32, Shape{extent});
-      dataset.write(values.data(), DType::f32);
-      const int64_t place = dataset.place_bytes();
-      report.ranges.push_back({format("/{}/{}", state.group, piece.parameter->name), place,
-                               place + static_cast<int64_t>(values.size_bytes()),
-                               digest_of(std::as_bytes(values))});
-    }
-  }
-  may_go_on();
-  file.close();
-  may_go_on();
-  report.ranges = with_structure(std::move(report.ranges),
-                                 static_cast<int64_t>(std::filesystem::file_size(path)));
-  read_back(path, report);
+  const std::vector<Place> places = lay_out(path, rank, step, states, pieces, report);
+  std::vector<StateSource::Tensor> order;
+  for (const Place& place : places) order.push_back(place.tensor);
+  source.begin(order);
+  Filler(path, pieces, source, may_go_on, report).fill(places);
   return report;
 }
 
@@ -131,7 +196,8 @@ std::string to_text(const ShardReport& report) {
                         {"tp_rank", report.owner.tp_rank},
                         {"pieces", pieces},
                         {"ranges", ranges},
-                        {"ema", report.ema}}
+                        {"ema", report.ema},
+                        {"refusal", report.refusal}}
       .dump();
 }
 
@@ -141,6 +207,7 @@ ShardReport shard_report(const std::string& text) {
   report.file = json.at("file");
   report.bytes = json.at("bytes");
   report.ema = json.at("ema");
+  report.refusal = json.at("refusal");
   report.digest = json.at("digest");
   report.owner = {json.at("tp"), json.at("tp_rank")};
   for (const auto& p : json.at("pieces")) report.pieces.push_back({p.at(0), p.at(1), p.at(2)});

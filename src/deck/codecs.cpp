@@ -103,7 +103,10 @@ bool Flag::read(const TomlValue& value, bool& out) const {
   return flag != nullptr;
 }
 
-std::string Bytes::allowed() const { return "a size such as \"32 GB\" (1e9) or \"32 GiB\" (2^30)"; }
+std::string Bytes::allowed() const {
+  const std::string least = low > 1 ? format(", at least {}", low) : std::string();
+  return format("a size such as \"32 GB\" (1e9) or \"32 GiB\" (2^30){}", least);
+}
 
 bool Bytes::read(const TomlValue& value, int64_t& out) const {
   const auto* integer = std::get_if<int64_t>(&value.data);
@@ -112,7 +115,7 @@ bool Bytes::read(const TomlValue& value, int64_t& out) const {
   if (integer != nullptr) bytes = *integer;
   if (text != nullptr) bytes = parse_bytes(*text);
   // Up to 2^53: beyond, a double no longer holds each byte, and no machine has that much.
-  if (!bytes || *bytes < 1 || *bytes > int64_t{1} << 53) return false;
+  if (!bytes || *bytes < low || *bytes > int64_t{1} << 53) return false;
   out = *bytes;
   return true;
 }
@@ -201,6 +204,23 @@ std::string Numbers::write(const std::vector<double>& value) const {
 
 std::string Numbers::write(const std::array<double, 2>& value) const {
   return write(std::vector<double>(value.begin(), value.end()));
+}
+
+bool Texts::read(const TomlValue& value, std::vector<std::string>& out) const {
+  const auto* list = std::get_if<std::vector<TomlValue>>(&value.data);
+  std::vector<std::string> texts;
+  const Text element{what};
+  for (const TomlValue& each : list != nullptr ? *list : std::vector<TomlValue>{value}) {
+    if (!element.read(each, texts.emplace_back()) || texts.back().empty()) return false;
+  }
+  out = std::move(texts);
+  return true;
+}
+
+std::string Texts::write(const std::vector<std::string>& value) const {
+  std::vector<std::string> texts;
+  for (const std::string& text : value) texts.push_back(toml_string(text));
+  return "[" + join(texts, ", ") + "]";
 }
 
 std::string list_words(const std::vector<std::string>& words) {

@@ -60,6 +60,7 @@ Hardware load_hardware(const std::string& path) {
     take("ceilings.device_to_host_bytes_per_second", hardware.device_to_host_bytes_per_second);
     take("ceilings.host_optimizer_bytes_per_second", hardware.host_bytes_per_second);
     take("ceilings.disk_bytes_per_second", hardware.disk_bytes_per_second);
+    hardware.disk_is_measured |= name == "ceilings.disk_bytes_per_second";
   }
   if (!known)
     throw Error(ExitCode::bad_input,

@@ -170,6 +170,16 @@ void add_data_and_output(Schema& schema) {
                   .help = "Save a checkpoint after the last step.",
                   .on_resume = OnResume::may_change});
   checkpoint.add(
+      "pool", &C::pool_bytes, Bytes{64 << 10},
+      {.fallback = literal("\"1 GB\""),
+       .help = "With an optimizer on the host or nvme: memory of each rank into which its "
+               "state is copied on its way to the disk. Updates of the next step wait "
+               "for what is neither written nor copied yet, so that a save holds "
+               "training up for (state - pool) / disk rate at most. No more is taken "
+               "than the state needs.",
+       .on_resume = OnResume::may_change,
+       .also = "buffer staging pool_size"});
+  checkpoint.add(
       "on_error", &C::on_error,
       Choice<SaveFault>{{{"stop", SaveFault::stop}, {"continue", SaveFault::go_on}}},
       {.fallback = literal("\"stop\""),

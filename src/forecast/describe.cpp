@@ -81,6 +81,10 @@ class Page {
     fact("pictures", format("{} x {} x {} in patches of {} x {}: {}; {}", m.image[0], m.image[1],
                             m.channels, m.patch[0], m.patch[1], plural(a.tokens(), "token"),
                             m.classes == 1 ? "1 class" : show_grouped(m.classes) + " classes"));
+    const int64_t frozen = a.frozen_count();
+    if (frozen > 0)
+      fact("training", format("{} parameters are trained, {} are frozen (optimizer.freeze)",
+                              show_grouped(a.parameter_count() - frozen), show_grouped(frozen)));
     fact("mesh",
          format("{}: pipeline x data x tensor{}", plan_.mesh.text(),
                 plan_.mesh.size() == 1 ? std::string()
@@ -94,6 +98,49 @@ class Page {
     fact("work", work());
     fact("forecast", time());
     fact("activations", activations());
+    fact("saving", saving());
+  }
+
+  // As the rank with the largest part of a checkpoint sees it, all ranks writing at once.
+  std::string saving() const {
+    double all = 0;
+    SaveSize most;
+    const int writers = deck_.optimizer.zero == 0 ? 1 : plan_.mesh.dp;
+    for (int rank = 0; rank < plan_.mesh.pp; ++rank) {
+      const SaveSize size = save_size(plan_, rank);
+      if (size.bytes > most.bytes) most = size;
+    }
+    for (const Layer& layer : plan_.architecture.layers)
+      for (const Parameter& parameter : layer.parameters)
+        all += static_cast<double>(parameter.shape.elements() * sizeof(float)) *
+               (deck_.optimizer.ema > 0 ? 4 : 3);
+    std::string text =
+        format("{} a checkpoint, {} of it by one rank at most ({})", show_bytes(all),
+               show_bytes(static_cast<double>(most.bytes)),
+               plural(int64_t{plan_.mesh.pp} * plan_.mesh.tp * writers, "file") + " at once");
+    const double rate = hardware_.disk_bytes_per_second;
+    const auto seconds = [&](size_t bytes) {
+      return show_seconds(static_cast<double>(bytes) / rate);
+    };
+    const std::string unknown =
+        "no hardware file gives the rate of the disk (voltapile bench --disk FOLDER --write FILE makes one)";
+    if (deck_.memory.optimizer == Home::device) {
+      const double copied = static_cast<double>(most.bytes);
+      text += format("; training stands still while it is copied to host memory ({})",
+                     show_seconds(copied / hardware_.device_to_host_bytes_per_second));
+      return text + (hardware_.disk_is_measured
+                         ? format(", and it is written meanwhile in {}", seconds(most.bytes))
+                         : format("; how long writing takes is unknown: {}", unknown));
+    }
+    text += format(
+        "; a pool of {} (checkpoint.pool), so updates of the next step wait for {} to "
+        "be written",
+        show_bytes(static_cast<double>(most.pool)),
+        most.held == 0 ? "nothing" : show_bytes(static_cast<double>(most.held)));
+    if (!hardware_.disk_is_measured)
+      return text + format("; how long that takes is unknown: {}", unknown);
+    return text + format(": {} at most, of {} until the checkpoint is whole", seconds(most.held),
+                         seconds(most.bytes));
   }
 
   std::string length_of_run() const {
@@ -186,9 +233,12 @@ class Page {
 
   void layers() {
     heading("Chunks and shards");
-    TextTable table({Align::left, Align::left, Align::left, Align::right, Align::right});
+    TextTable table(
+        {Align::left, Align::left, Align::left, Align::right, Align::right, Align::right});
     const bool divided = deck_.optimizer.zero == 1 && plan_.mesh.dp > 1;
+    const bool freezes = plan_.architecture.frozen_count() > 0;
     std::vector<std::string> head{"rank", "chunks", "blocks", "parameters"};
+    if (freezes) head.push_back("frozen");
     if (divided) head.push_back(format("1/{} of state", plan_.mesh.dp));
     table.add(std::move(head));
     constexpr int kMostRows = 16;
@@ -198,17 +248,23 @@ class Page {
       const int rank = ranks > kMostRows && row == rows - 1 ? ranks - 1 : row;
       if (rank != row) table.add({"..."});
       std::vector<std::string> numbers, blocks;
-      int64_t parameters = 0, shard = 0;
+      int64_t parameters = 0, frozen = 0, shard = 0;
       for (size_t c = 0; c < plan_.chunks.size(); ++c) {
         const Chunk& chunk = plan_.chunks[c];
         if (chunk.rank != rank) continue;
         numbers.push_back(std::to_string(c));
         blocks.push_back(layers_of_chunk(chunk));
-        for (const FlatEntry& entry : chunk.parameters.entries) parameters += entry.elements;
+        for (const FlatEntry& entry : chunk.parameters.entries) {
+          parameters += entry.elements;
+          const Layer& layer = plan_.architecture.layers[static_cast<size_t>(entry.layer)];
+          if (layer.parameters[static_cast<size_t>(entry.parameter)].frozen)
+            frozen += entry.elements;
+        }
         shard += plan_.shard_elements(static_cast<int>(c));
       }
       std::vector<std::string> cells{format("pp{}", rank), shortened(numbers), shortened(blocks),
                                      show_grouped(parameters)};
+      if (freezes) cells.push_back(show_grouped(frozen));
       if (divided) cells.push_back(show_grouped(shard));
       table.add(std::move(cells));
     }

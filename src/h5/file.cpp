@@ -37,9 +37,12 @@ File File::open(const std::filesystem::path& path) {
   return File(std::move(file), where, code, nullptr);
 }
 
-File File::create_on(std::shared_ptr<Target> target, const std::string& where, size_t user_block) {
+File File::create_on(std::shared_ptr<Target> target, const std::string& where, size_t user_block,
+                     const Alignment& alignment) {
   const auto code = ExitCode::failure;
   const Handle access = access_properties(where, code);
+  check(H5Pset_alignment(access.id(), alignment.from_bytes, alignment.bytes), code, where,
+        "cannot align datasets");
   use_target(access.id(), *target, code, where);
   const Handle creation(
       check(H5Pcreate(H5P_FILE_CREATE), code, where, "cannot make creation properties"));
@@ -49,7 +52,7 @@ File File::create_on(std::shared_ptr<Target> target, const std::string& where, s
   return File(std::move(handle), where, code, std::move(target));
 }
 
-File File::create(const std::filesystem::path& path) {
+File File::create(const std::filesystem::path& path, const Alignment& alignment) {
   Turn turn;
   auto target = std::make_shared<Target>();
   target->fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -57,12 +60,12 @@ File File::create(const std::filesystem::path& path) {
     throw Error(ExitCode::failure,
                 format("{}: cannot create this file: {}", path.string(), std::strerror(errno)));
   }
-  return create_on(std::move(target), path.string(), 0);
+  return create_on(std::move(target), path.string(), 0, alignment);
 }
 
 File File::create_in_memory(const std::filesystem::path& name, size_t user_block) {
   Turn turn;
-  return create_on(std::make_shared<Target>(), name.string(), user_block);
+  return create_on(std::make_shared<Target>(), name.string(), user_block, {});
 }
 
 std::vector<std::byte> File::close_image() {
@@ -71,7 +74,10 @@ std::vector<std::byte> File::close_image() {
   return std::move(target_->memory);
 }
 
-void File::close() {
+void File::close() { close(Sync::yes); }
+void File::close_unsynced() { close(Sync::no); }
+
+void File::close(Sync sync) {
   Turn turn;
   // With anything open inside, HDF5 would put the closing off and say nothing. (It can be told to
   // close all the same, but then no virtual dataset may use that file meanwhile: it reads as NaN.)
@@ -80,7 +86,8 @@ void File::close() {
   check(H5Fclose(handle_.release()), code_, where_, "cannot close");
   if (!target_) return;
   if (target_->fd >= 0) {
-    if (target_->fault.empty() && ::fsync(target_->fd) != 0) target_->fault = std::strerror(errno);
+    if (sync == Sync::yes && target_->fault.empty() && ::fsync(target_->fd) != 0)
+      target_->fault = std::strerror(errno);
     // Some file systems report a lost write only here.
     if (::close(std::exchange(target_->fd, -1)) != 0 && target_->fault.empty()) {
       target_->fault = std::strerror(errno);

@@ -58,6 +58,7 @@ size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk_
     case Value::step_state:
     case Value::norm_sums:
     case Value::loss: return kControlBytes;
+    case Value::multiplier: return 0;
     default: break;
   }
   if (chunk_number < 0) return 0;
@@ -111,6 +112,27 @@ StateLayout state_layout(const Plan& plan, int chunk) {
   }
   if (plan.deck.optimizer.ema > 0) add(StatePart::ema, acc, n);
   return layout;
+}
+
+SaveSize save_size(const Plan& plan, int pp_rank) {
+  constexpr size_t kPage = 4096;
+  const size_t parts = plan.deck.optimizer.ema > 0 ? 4 : 3;
+  SaveSize size;
+  size_t tensors = 0;
+  for (int c = 0; c < plan.train.shape.chunks.chunks(); ++c) {
+    const Chunk& chunk = plan.chunks[static_cast<size_t>(c)];
+    if (chunk.rank != pp_rank) continue;
+    size.bytes += parts * static_cast<size_t>(plan.shard_elements(c)) * sizeof(float);
+    tensors += parts * chunk.parameters.entries.size();
+  }
+  size.pool = size.bytes;
+  if (plan.deck.memory.optimizer == Home::device) return size;
+  // Each tensor begins at a page; and there is room for some slabs in the smallest model's, too.
+  const size_t all = (size.bytes / kPage + tensors + 1) * kPage;
+  size.pool = std::max(std::min(static_cast<size_t>(plan.deck.checkpoint.pool_bytes), all),
+                       size_t{16} * kPage);
+  size.held = size.bytes - std::min(size.bytes, size.pool);
+  return size;
 }
 
 int64_t StoredLayout::drawn_blocks() const {
@@ -226,10 +248,9 @@ std::vector<MemoryLine> Plan::memory(int pp_rank) const {
   const auto held = static_cast<size_t>(batches_held());
   table.add(counted("pictures and labels of a step", held),
             held * sample * static_cast<size_t>(train.shape.micros), Home::host);
-  // A checkpoint is copied here and written while training goes on.
-  if (homes.optimizer == Home::device &&
-      (deck.checkpoint.every_steps > 0 || deck.checkpoint.at_end))
-    table.add("state on its way to a checkpoint", state, Home::host);
+  if (deck.checkpoint.every_steps > 0 || deck.checkpoint.every_minutes > 0 ||
+      deck.checkpoint.at_end)
+    table.add("state on its way to a checkpoint", save_size(*this, pp_rank).pool, Home::host);
   return table.take();
 }
 

@@ -79,6 +79,13 @@ std::optional<DivergenceJudge::Verdict> DivergenceJudge::judge(const TrainRecord
   const bool may_spike = rules_.spike_factor > 0 && losses_.size() == kWindow &&
                          record.loss > rules_.spike_factor * mean;
   note(record);
+  if (record.skipped && !skips_) {
+    return Verdict{.first_step = record.step,
+                   .cause = format("the gradient of {} is not finite in step {}, whose weights "
+                                   "were updated before that was known; optimizer.clip_norm_from "
+                                   "= \"this_step\" skips such a step",
+                                   bad_gradient, record.step)};
+  }
   if (record.skipped) {
     if (skipped_in_a_row_ < rules_.skip_limit) return std::nullopt;
     return Verdict{

@@ -25,7 +25,9 @@ class DivergenceJudge {
     std::string cause;
   };
 
-  explicit DivergenceJudge(const Deck::Run& rules) : rules_(rules) {}
+  // `skips`: a step whose gradient is not finite leaves the weights as they are.
+  explicit DivergenceJudge(const Deck::Run& rules, bool skips = true)
+      : rules_(rules), skips_(skips) {}
   // As if the steps up to `step` had just been done: a job that starts again after each failure
   // must not step over a limit.
   void take_over(const MetricLines& lines, int64_t step);
@@ -36,6 +38,7 @@ class DivergenceJudge {
   void note(const TrainRecord& record);
 
   const Deck::Run& rules_;
+  bool skips_;
   int64_t skipped_in_a_row_ = 0;
   std::deque<double> losses_;  // of the last sound steps, the newest last
 };

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "voltapile/device/host/memory.hpp"
 #include "voltapile/train/engine.hpp"
 
 namespace voltapile {
@@ -24,6 +25,14 @@ void gather_from(const RankContext& context, int chunk, const void* shard) {
   device.wait_on_host(device.record(stream));
 }
 
+// For the optimizer on the host: beside the rank's GPU, whose copies then stay on one socket.
+std::unique_ptr<ThreadPool> make_host_pool(const Plan& plan, const Device& device, int threads) {
+  if (plan.deck.memory.optimizer == Home::device) return std::make_unique<ThreadPool>(1);
+  const std::string gpu = device.pci_address();
+  return gpu.empty() ? std::make_unique<ThreadPool>(threads)
+                     : std::make_unique<ThreadPool>(threads, host::cpus_near(gpu));
+}
+
 }  // namespace
 
 RankContext::RankContext(const Plan& plan, Device& device, Links& links, int rank, int threads)
@@ -31,8 +40,7 @@ RankContext::RankContext(const Plan& plan, Device& device, Links& links, int ran
       device_(device),
       links_(links),
       coord_(plan.mesh.coord(rank)),
-      host_pool_(
-          std::make_unique<ThreadPool>(plan.deck.memory.optimizer == Home::device ? 1 : threads)),
+      host_pool_(make_host_pool(plan, device, threads)),
       arena_(device, plan.train.buffers[static_cast<size_t>(coord_.pp)], *host_pool_),
       on_disk_(plan.chunks.size()) {
   for (int chunk = 0; chunk < static_cast<int>(plan.chunks.size()); ++chunk) {
@@ -198,18 +206,17 @@ void RankContext::bring(int chunk) const {
   gather_from(*this, chunk, host_weights(chunk).data);
 }
 
-ShardState<const float> RankContext::state_on_host(int chunk) const {
-  if (plan_.deck.memory.optimizer != Home::host) return {};
-  const auto at = [&](StatePart part) {
-    return static_cast<const float*>(state(chunk, part).data);
-  };
-  return {at(StatePart::master), at(StatePart::m), at(StatePart::v), at(StatePart::ema)};
+void RankContext::read_state(int chunk, size_t offset, std::span<std::byte> into) const {
+  if (plan_.deck.memory.optimizer == Home::nvme)
+    return disk().read(on_disk_[static_cast<size_t>(chunk)].state + offset, into);
+  std::memcpy(into.data(), arena_.at(Value::state, chunk, -1) + offset, into.size());
 }
 
 void RankContext::load_state(int chunk) const {
   disk().read(on_disk_[static_cast<size_t>(chunk)].state, bytes_at(whole_state(chunk)));
 }
 void RankContext::save_state(int chunk) const {
+  hold_.wait(chunk);
   disk().write(on_disk_[static_cast<size_t>(chunk)].state, bytes_at(whole_state(chunk)));
 }
 void RankContext::load_weights(int chunk) const {

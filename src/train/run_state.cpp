@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <map>
 
 #include "voltapile/base/thread_pool.hpp"
 #include "voltapile/checkpoint/initial_weights.hpp"
+
+#include "state_pool.hpp"
 
 namespace voltapile {
 
@@ -193,61 +196,35 @@ void show_weights(RankContext& context, Shown which) {
 }
 
 void stage(RankContext& context, StagedState& staged) {
-  const Plan& plan = context.plan();
-  const bool owns_copies = plan.deck.optimizer.zero == 1 || context.coord().dp == 0;
-  staged.pieces.clear();
+  const RankPieces own = pieces_of(context);
+  staged.pieces = own.pieces;
+  std::map<int, ShardState<float>> copies;
   size_t held = 0;
-  for (int number : context.chunks()) {
-    if (!owns_copies) break;
-    const Range own = context.shard(number);
-    const auto n = static_cast<size_t>(own.end - own.begin);
-    const ShardState<const float> at_home = context.state_on_host(number);
-    ShardState<const float> parts = at_home;
-    ShardState<float> copied;
-    const auto stage_part = [&](const float* here, const float*& part, float*& copy) {
-      if (here != nullptr) return;
+  for (const RankPieces::Home& home : own.homes) {
+    if (copies.contains(home.chunk)) continue;
+    const auto copy = [&] {
       if (staged.memory.size() == held)
-        staged.memory.push_back(
-            context.device().allocate_host(n * sizeof(float), "state on its way"));
-      part = copy = reinterpret_cast<float*>(staged.memory[held++].data());
+        staged.memory.push_back(context.device().allocate_host(
+            Staging::shard_of(context, home.chunk) * sizeof(float), "state on its way"));
+      return reinterpret_cast<float*>(staged.memory[held++].data());
     };
-    stage_part(at_home.master, parts.master, copied.master);
-    stage_part(at_home.m, parts.m, copied.m);
-    stage_part(at_home.v, parts.v, copied.v);
-    if (plan.deck.optimizer.ema > 0) stage_part(at_home.ema, parts.ema, copied.ema);
-    context.get_state(number, copied);
-    for (const FlatEntry& entry : plan.chunks[static_cast<size_t>(number)].parameters.entries) {
-      const Parameter& parameter = parameter_of(plan.architecture, entry);
-      if (parameter.split == Split::replicated && context.coord().tp != 0) continue;
-      const Overlap part = overlap(entry, own);
-      if (part.empty()) continue;
-      const auto view = [&](const float* shard) {
-        if (shard == nullptr) return TensorView{};
-        // The writer only reads it.
-        return host_view(const_cast<float*>(shard) + (part.begin - own.begin),
-                         part.end - part.begin);
-      };
-      staged.pieces.push_back({.parameter = &parameter,
-                               .begin = part.begin - entry.offset,
-                               .end = part.end - entry.offset,
-                               .master = view(parts.master),
-                               .m = view(parts.m),
-                               .v = view(parts.v),
-                               .ema = view(parts.ema)});
-    }
+    ShardState<float>& parts = copies[home.chunk];
+    parts = {.master = copy(), .m = copy(), .v = copy()};
+    if (context.plan().deck.optimizer.ema > 0) parts.ema = copy();
+    context.get_state(home.chunk, parts);
   }
-}
-
-std::filesystem::path write(const RankContext& context, Communicator& link,
-                            const StagedState& staged, const std::filesystem::path& checkpoints,
-                            const RunState& state, const Keep& keep) {
-  const Plan& plan = context.plan();
-  std::vector<Parameter> model;
-  for (const Layer& layer : plan.architecture.layers) {
-    model.insert(model.end(), layer.parameters.begin(), layer.parameters.end());
+  for (size_t i = 0; i < own.pieces.size(); ++i) {
+    Piece& piece = staged.pieces[i];
+    const ShardState<float>& parts = copies[own.homes[i].chunk];
+    const auto view = [&](float* shard) {
+      if (shard == nullptr) return TensorView{};
+      return host_view(shard + own.homes[i].begin, piece.end - piece.begin);
+    };
+    piece.master = view(parts.master);
+    piece.m = view(parts.m);
+    piece.v = view(parts.v);
+    piece.ema = view(parts.ema);
   }
-  return save_checkpoint(checkpoints, link, state, model, {plan.mesh.tp, context.coord().tp},
-                         staged.pieces, keep);
 }
 
 }  // namespace voltapile

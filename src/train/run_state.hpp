@@ -22,18 +22,13 @@ void restore(RankContext& context, const std::filesystem::path& checkpoint, Rest
 // moving average. Collective over the data axis; every lane must be idle.
 enum class Shown { master, averaged };
 void show_weights(RankContext& context, Shown which);
-// This rank's part of a checkpoint, in host memory: one buffer a chunk and part of its state, or
-// the state itself where that is at home.
+// This rank's part of a checkpoint, copied from the device: one buffer a chunk and part of its
+// state.
 struct StagedState {
   std::vector<Buffer> memory;
   std::vector<Piece> pieces;
 };
-// Fills `staged`, whose memory is allocated the first time. Every lane must be idle, and stay so
-// until the state has been written where it is itself at home on the host.
+// Fills `staged`, whose memory is allocated the first time. Every lane must be idle.
 void stage(RankContext& context, StagedState& staged);
-// Collective over `link`, which has all ranks.
-std::filesystem::path write(const RankContext& context, Communicator& link,
-                            const StagedState& staged, const std::filesystem::path& checkpoints,
-                            const RunState& state, const Keep& keep);
 
 }  // namespace voltapile

@@ -8,24 +8,42 @@ Saver::~Saver() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Saver::copy() {
-  VP_CHECK(!under_way(), "a checkpoint is copied over one that is being written");
+void Saver::prepare() {
+  VP_CHECK(!under_way(), "a checkpoint is begun over one that is being written");
   began_ = now_seconds();
-  stage(context_, staged_);
+  if (copies_all()) return stage(context_, staged_);
+  if (pool_.bytes() > 0) return;
+  pieces_ = pieces_of(context_);
+  pool_ = context_.device().allocate_compute(save_size(context_.plan(), context_.coord().pp).pool,
+                                             "checkpoint.pool", context_.host_pool());
 }
 
 void Saver::start(const RunState& run, const Keep& keep) {
   VP_CHECK(!under_way(), "two checkpoints are written at once");
-  saved_ = {.folder = {}, .step = run.step, .stall_seconds = now_seconds() - began_, .seconds = 0};
+  if (!copies_all()) context_.hold().begin(context_.chunks());
+  saved_ = {.step = run.step, .stall_seconds = now_seconds() - began_};
   fault_ = nullptr;
   ended_ = false;
   thread_ = std::thread([this, run, keep] {
     try {
-      saved_.folder = write(context_, link_, staged_, checkpoints_, run, keep);
+      saved_.folder = write(run, keep);
     } catch (...) { fault_ = std::current_exception(); }
+    saved_.update_seconds = copies_all() ? 0 : context_.hold().waited_seconds();
     saved_.seconds = now_seconds() - began_;
     ended_ = true;
   });
+}
+
+std::filesystem::path Saver::write(const RunState& run, const Keep& keep) {
+  const Plan& plan = context_.plan();
+  std::vector<Parameter> model;
+  for (const Layer& layer : plan.architecture.layers)
+    model.insert(model.end(), layer.parameters.begin(), layer.parameters.end());
+  const PieceOwner owner{plan.mesh.tp, context_.coord().tp};
+  if (copies_all())
+    return save_checkpoint(checkpoints_, link_, run, model, owner, staged_.pieces, keep);
+  StatePool values(context_, pieces_, pool_, before_write_);
+  return save_checkpoint(checkpoints_, link_, run, model, owner, pieces_.pieces, keep, &values);
 }
 
 double Saver::seconds() const {

@@ -23,6 +23,7 @@ extern "C" void on_stop_signal(int number) {
 
 void catch_stop_signals() {
   for (int number : {SIGTERM, SIGINT, SIGUSR1}) std::signal(number, on_stop_signal);
+  std::signal(SIGXFSZ, SIG_IGN);  // such a write fails then, and a message can name the file
 }
 
 bool stop_requested() { return requested.load(std::memory_order_relaxed); }

@@ -7,6 +7,7 @@
 #include "voltapile/base/units.hpp"
 #include "voltapile/train/status.hpp"
 
+#include "loaded_model.hpp"
 #include "run_state.hpp"
 #include "start_up.hpp"
 #include "training.hpp"
@@ -203,23 +204,19 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
   }
 }
 
-EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& options,
-                       const CheckpointNamer& checkpoint_of) {
+void with_checkpoint_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& options,
+                        const OpenPictures& open, const CheckpointNamer& checkpoint_of,
+                        const Prepare& prepare) {
   std::unique_ptr<Communicator>& world = ranks.world;
   Watch watch(*world, options.watch);
   Plan plan;
   agree(*world, [&] {
     plan = make_plan(load(), world->size());
     if (options.check) options.check(plan);
-    if (!has_test_part(plan.deck)) {
-      throw Error(ExitCode::bad_input, format("{}: there is nothing to evaluate on: data.test (or "
-                                              "data.synthetic_test) is empty",
-                                              plan.deck.path));
-    }
   });
   introduce(watch, plan);
   compare_programs(plan, *world, options.facts);
-  const OpenedSource test = open_source_everywhere(plan, *world, Part::test);
+  const OpenedSource pictures = open(plan, *world);
   RunState stored;
   std::filesystem::path checkpoint;
   agree(*world, [&] {
@@ -240,19 +237,18 @@ EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions&
       make_plan_links(plan, std::move(world), *device, transport.transport);
   const Watch::Subject watched = observe(watch, links), given_up = give_up_with(watch, *device);
   std::unique_ptr<RankContext> context;
-  std::unique_ptr<Evaluator> evaluator;
+  std::optional<LoadedModel> model;
+  std::function<void()> work;
   agree(control, [&] {
     context = std::make_unique<RankContext>(plan, *device, links, rank);
-    evaluator = std::make_unique<Evaluator>(*context, test);
+    model.emplace(LoadedModel{*context, control, watch, pictures, checkpoint, stored});
+    work = prepare(*model);
     restore(*context, checkpoint, Restore::weights);
   });
-  const Watch::Subject lanes =
-      watch.observe([&evaluator](RankState& state) { state.lanes = evaluator->lane_states(); });
   const StageScope stage(watch, Stage::evaluation);
-  return or_abort(ranks, *device, [&] {
-    const EvalRecord record = evaluator->run(stored.step);
+  or_abort(ranks, *device, [&] {
+    work();
     control.barrier();  // as at the end of training
-    return record;
   });
 }
 
@@ -278,10 +274,12 @@ TrainSummary train(const DeckLoader& load, std::unique_ptr<Communicator> world,
   return in_step(std::move(world), [&](Ranks& ranks) { return train_on(ranks, load, options); });
 }
 
-EvalRecord evaluate(const DeckLoader& load, std::unique_ptr<Communicator> world,
-                    const TrainOptions& options, const CheckpointNamer& checkpoint_of) {
-  return in_step(std::move(world),
-                 [&](Ranks& ranks) { return evaluate_on(ranks, load, options, checkpoint_of); });
+void with_checkpoint(const DeckLoader& load, std::unique_ptr<Communicator> world,
+                     const TrainOptions& options, const OpenPictures& open,
+                     const CheckpointNamer& checkpoint_of, const Prepare& prepare) {
+  in_step(std::move(world), [&](Ranks& ranks) {
+    with_checkpoint_on(ranks, load, options, open, checkpoint_of, prepare);
+  });
 }
 
 }  // namespace voltapile

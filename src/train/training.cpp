@@ -36,6 +36,7 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint,
   StepState state;
   const Deck& deck = plan_.deck;
   state.loss_scale = first_loss_scale(deck.precision);
+  state.multiplier = 1 / state.loss_scale;  // no norm is known yet
   agree(control_, [&] {
     const MetricLines lines = read_metrics(saver_.checkpoints().parent_path());
     rewinds_ = rewind ? rewind->rewinds : rewinds_before(lines, 0);
@@ -50,6 +51,8 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint,
     }
     state.adam_step = stored.adam_step;
     state.skipped_steps = stored.skipped_steps;
+    if (stored.multiplier)
+      state.multiplier = *stored.multiplier * (stored.loss_scale / state.loss_scale);
     samples_ = stored.samples;
     saved_ = whole_ = stored.step;
     // The checkpoint knows of what went before it, the lines of a return to it.
@@ -98,9 +101,20 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint,
 
 void Training::look(RankState& state) const {
   state.lanes = engine_.lane_states();
+  show_wait_for_save(state);
   if (!evaluator_) return;
   const std::vector<LaneState> more = evaluator_->lane_states();
   state.lanes.insert(state.lanes.end(), more.begin(), more.end());
+}
+
+// A disk that is slow, or stands still for a while, holds up training as a save does.
+void Training::show_wait_for_save(RankState& state) const {
+  const std::optional<int> chunk = context_.hold().awaited();
+  if (!chunk) return;
+  state.stage = Stage::saving;
+  for (LaneState& lane : state.lanes)
+    if (lane.begun && (lane.lane == name_of(Lane::host) || lane.lane == name_of(Lane::disk)))
+      lane.what += " (which waits until the checkpoint has that chunk's state)";
 }
 
 void Training::judge(const TrainRecord& record, const StepState& state) {
@@ -270,9 +284,16 @@ void Training::announce(const Saver::Saved& saved) {
   if (!leads() || options_.quiet || announced_ == saved.step) return;
   announced_ = saved.step;
   if (progress_) progress_->finish();
-  log::info(format("step {}: saved {} in {}; training stood still for {} of it", saved.step,
-                   saved.folder.string(), show_seconds(saved.seconds),
-                   show_seconds(saved.stall_seconds)));
+  // To three digits, by which disks are compared.
+  const auto shown = [](double seconds) {
+    return 1 <= seconds && seconds < 60 ? format("{:.3g} s", seconds) : show_seconds(seconds);
+  };
+  std::string text =
+      format("step {}: saved {} in {}; training stood still for {} of it", saved.step,
+             saved.folder.string(), shown(saved.seconds), shown(saved.stall_seconds));
+  if (plan_.deck.memory.optimizer != Home::device)
+    text += format(", updates waited {}", shown(saved.update_seconds));
+  log::info(text);
 }
 
 void Training::save(Attempt attempt) {
@@ -292,17 +313,17 @@ void Training::save(Attempt attempt) {
                      .good_steps = state.good_steps,
                      .adam_step = state.adam_step,
                      .skipped_steps = state.skipped_steps,
+                     .multiplier = plan_.train.shape.early_updates ? std::optional(state.multiplier)
+                                                                   : std::nullopt,
                      .rewinds = rewinds_,
                      .deck = write_deck(plan_.deck)};
   agree(control_, [&] {
     publish_metrics(attempt);
-    saver_.copy();
+    saver_.prepare();
   });
   const Deck::Checkpoint& rules = plan_.deck.checkpoint;
   saver_.start(run, {.last = rules.keep_last, .every = rules.keep_every});
   saved_ = waited_;
-  // The state itself is being written.
-  if (plan_.deck.memory.optimizer == Home::host) finish_save(attempt);
   if (recorder_) recorder_->host_work(HostWork::save, waited_ + 1, stopped, now_seconds());
   last_step_at_ += now_seconds() - began;  // not the next step's time
 }

@@ -30,9 +30,9 @@ class Training {
         data_(std::move(data)),
         total_(total),
         engine_(context, plan.train),
-        divergence_(plan.deck.run),
+        divergence_(plan.deck.run, !plan.train.shape.early_updates),
         ring_(make_ring(context, plan.train, plan.batches_held())),
-        saver_(context, *context.links().checkpoint, std::move(checkpoints)) {
+        saver_(context, *context.links().checkpoint, std::move(checkpoints), options.before_write) {
     if (test.samples > 0) evaluator_.emplace(context, std::move(test));
     if (plan.deck.run.check_every_steps > 0) integrity_.emplace(context, control);
     engine_.keep_lane_states();
@@ -46,6 +46,7 @@ class Training {
 
  private:
   void look(RankState& state) const;  // from the watch's thread
+  void show_wait_for_save(RankState& state) const;
   const BatchMemory& next_batch();
   void start(const std::optional<std::filesystem::path>& checkpoint,
              const std::optional<RewindRecord>& rewind);

@@ -1,5 +1,6 @@
 // Private to watch: what this rank has heard of the others.
 #pragma once
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,13 @@ class Bystanders {
   }
   bool is_heard(int rank, double patience_seconds) const {
     return at(rank).known && at(rank).silent_seconds < patience_seconds;
+  }
+  // Whether one that is heard says that it is saving.
+  bool any_saves(double patience_seconds) const {
+    return std::any_of(all_.begin(), all_.end(), [&](const Witness& witness) {
+      return witness.known && witness.silent_seconds < patience_seconds &&
+             witness.state.stage == Stage::saving;
+    });
   }
   // The least time that a rank which is heard has stood still.
   double stalled_seconds(double patience_seconds, double own) const {

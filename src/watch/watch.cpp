@@ -123,8 +123,10 @@ struct Watch::Impl {
 
 double Watch::Impl::limit() const {
   const double given = timeout.load();
-  return hang_limit_seconds(stage.load(), given > 0 ? HangTimeout(given) : std::nullopt,
-                            longest_step.load());
+  // Where one rank's updates wait for its disk, the others wait for that rank.
+  const bool saves = state.stage == Stage::saving || others.any_saves(kSilenceSeconds);
+  return hang_limit_seconds(saves ? Stage::saving : stage.load(),
+                            given > 0 ? HangTimeout(given) : std::nullopt, longest_step.load());
 }
 
 RankState Watch::Impl::look() {

@@ -78,9 +78,9 @@ class PausedRun:
 class Child:
     """A Python script that answers each JSON line on its input with one on its output."""
 
-    def __init__(self, script, *arguments):
+    def __init__(self, script, *arguments, python=sys.executable):
         self.process = subprocess.Popen(
-            [sys.executable, script, *map(str, arguments)],
+            [python, script, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

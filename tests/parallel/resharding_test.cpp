@@ -40,6 +40,7 @@ class Layouts {
             format("batch.micro={}", micro),
             format("memory.recompute=\"{}\"", pick<std::string>({"none", "layers", "selective"})),
             format("optimizer.zero={}", pick({0, 1})),
+            format("checkpoint.pool=\"{}\"", pick<std::string>({"64 KiB", "1 GB"})),
             format("parallel.sequence={}", pick<std::string>({"true", "false"}))};
   }
   template <class T>

@@ -77,9 +77,10 @@ struct RunOutcome {
   TrainSummary summary;
 };
 
-// Trains on ranks as threads and gives what rank 0 saw.
+// Trains on ranks as threads and gives what rank 0 saw. Of `more`, on_step is called after that.
 inline RunOutcome run_as_threads(const std::string& text, std::vector<std::string> overrides,
-                                 const std::filesystem::path& folder, bool fresh = false) {
+                                 const std::filesystem::path& folder, bool fresh = false,
+                                 const TrainOptions& more = {}) {
   overrides.push_back(format("run.dir=\"{}\"", folder.string()));
   // The same tests on another device.
   if (const char* device = std::getenv("VOLTAPILE_TEST_DEVICE"))
@@ -88,11 +89,12 @@ inline RunOutcome run_as_threads(const std::string& text, std::vector<std::strin
   RunOutcome outcome;
   spawn_ranks(ranks_of(deck), [&](std::unique_ptr<Communicator> world) {
     const bool leads = world->rank() == 0;
-    TrainOptions options{.fresh = fresh, .quiet = true};
+    TrainOptions options{.fresh = fresh, .quiet = true, .before_write = more.before_write};
     if (leads) {
       options.on_step = [&](const TrainRecord& record) {
         outcome.records.push_back(record);
         outcome.losses.push_back(record.loss);
+        if (more.on_step) more.on_step(record);
       };
     }
     const TrainSummary summary = train([&] { return deck; }, std::move(world), options);

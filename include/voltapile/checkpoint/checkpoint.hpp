@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct RunState {       // everything that is not per parameter
   uint64_t seed = 0;
   double loss_scale = 1;
   int64_t good_steps = 0, adam_step = 0, skipped_steps = 0;
+  std::optional<double> multiplier;  // of the next step's gradients, where it is known already
   int64_t rewinds = 0;  // how often the run had diverged and gone back
   std::string deck;     // resolved, as TOML
 };
@@ -35,6 +37,24 @@ struct PieceOwner {
   int tp = 1, tp_rank = 0;
 };
 
+// Where a save takes a rank's values, a slab at a time, so that no second copy of all is needed.
+class StateSource {
+ public:
+  struct Tensor {  // one part of pieces[piece]
+    size_t piece = 0;
+    TensorView Piece::*part = nullptr;
+  };
+  virtual ~StateSource() = default;
+  // Whether averaged weights are among the parts.
+  virtual bool averaged() const = 0;
+  // Once, before the first take(): tensors with elements, in the order in which their values will
+  // be asked for. A tensor that is listed before another piece's may have come after it among the
+  // pieces: small ones fill gaps in a file.
+  virtual void begin(const std::vector<Tensor>& order) = 0;
+  // The next values in that order: some, all of one tensor, valid until the next call.
+  virtual std::span<const float> take() = 0;
+};
+
 // Which checkpoints stay when a newer one is whole: those of the `last` highest steps (0: all), and
 // those of multiples of `every` (0: none).
 struct Keep {
@@ -43,11 +63,15 @@ struct Keep {
 
 // Collective over `world`. Writes <checkpoints>/step_%08d, whose parent folder must be there, moves
 // `latest`, and removes what `keep` does not name. Returns the folder. Error(failure) names file
-// and cause, on all ranks alike; the previous checkpoint stays intact.
+// and cause, on all ranks alike; the previous checkpoint stays intact. Files are written past the
+// page cache; where a file system refuses that, this is said once a process.
+//
+// Values come from the pieces' views or, where there is a `source`, from it: views may then be
+// empty. What it throws is the save's fault.
 std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints, Communicator& world,
                                       const RunState& state, const std::vector<Parameter>& model,
                                       const PieceOwner& owner, const std::vector<Piece>& pieces,
-                                      const Keep& keep);
+                                      const Keep& keep, StateSource* source = nullptr);
 
 // The folder that `latest` names, if any. Leftover *.partial folders are not looked at.
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& checkpoints);

@@ -19,6 +19,21 @@ void write_synced(const std::filesystem::path& path, std::span<const std::byte> 
 // the old file open keeps reading the old bytes.
 void publish_file(const std::filesystem::path& path, std::span<const std::byte> bytes);
 
+// XXH3-128 of bytes that come one after another.
+class RunningDigest {
+ public:
+  RunningDigest();
+  ~RunningDigest();
+  RunningDigest(const RunningDigest&) = delete;
+  RunningDigest& operator=(const RunningDigest&) = delete;
+  void reset();
+  void add(std::span<const std::byte> bytes);
+  std::string hex() const;
+
+ private:
+  void* state_;
+};
+
 struct Digest {
   int64_t bytes = 0;  // of the whole file
   std::string hex;    // XXH3-128 of the bytes from `from` on, as `xxhsum -H2` prints it

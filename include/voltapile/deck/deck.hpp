@@ -19,6 +19,7 @@ enum class GpuKernels { automatic, volta };
 enum class Pool { mean, token };
 enum class Position { learned, sine2d };
 enum class Recompute { none, layers, selective };
+enum class ClipNorm { this_step, previous_step };
 enum class MomentStore { f32, int8 };
 enum class GradientStore { automatic, f32, working };
 // nccl: from GPU to GPU, one rank a GPU. staged: through pinned host memory and the host's
@@ -98,8 +99,11 @@ struct Deck {
     int64_t warmup_steps{};
     LearningRateSchedule schedule{};
     int zero{};  // 0 or 1
+    ClipNorm clip_norm_from{};
     MomentStore moments{};
-    double ema{};  // how slowly the averaged weights move; 0 = none
+    double ema{};                     // how slowly the averaged weights move; 0 = none
+    std::vector<std::string> freeze;  // patterns of names of parameters that are not trained
+    double layer_decay{};             // of the learning rate, from each layer to the one below it
     bool operator==(const Optimizer&) const = default;
   } optimizer;
   struct Memory {
@@ -135,6 +139,7 @@ struct Deck {
     int64_t keep_last{};     // 0 = all
     int64_t keep_every{};    // steps; 0 = none is kept for ever
     bool at_end{};
+    int64_t pool_bytes{};  // of a rank
     SaveFault on_error{};
     bool fallback{};  // a damaged latest checkpoint gives way to the newest good one
     bool operator==(const Checkpoint&) const = default;

@@ -15,6 +15,7 @@ struct Hardware {
   double link_bytes_per_second = 12e9;  // between two ranks
   double host_bytes_per_second = 40e9;  // the host optimizer, read and written
   double disk_bytes_per_second = 1.5e9;
+  bool disk_is_measured = false;
 };
 
 // A hardware file's figures; what it does not give keeps its default. Error(bad_input) names the

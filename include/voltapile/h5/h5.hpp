@@ -142,10 +142,16 @@ class Group : public Object {
                  const Handle& creation);
 };
 
+// Whatever has at least `from_bytes` begins at a multiple of `bytes` in the file.
+struct Alignment {
+  size_t from_bytes = 0, bytes = 1;
+};
+
 class File : public Group {
  public:
-  static File open(const std::filesystem::path& path);    // for reading
-  static File create(const std::filesystem::path& path);  // empties what was there
+  static File open(const std::filesystem::path& path);  // for reading
+  // Empties what was there.
+  static File create(const std::filesystem::path& path, const Alignment& alignment = {});
   // A file that lives in memory until close_image() hands over its bytes; `name` is for messages.
   // The first `user_block` bytes (0, or a power of two from 512) of the image are left to the
   // caller, and are zero.
@@ -157,11 +163,15 @@ class File : public Group {
   // is an Error at the latest here. A file that is destroyed without it may hold anything. Nothing
   // inside may be open any more.
   void close();
+  // The same, but nothing has been waited for: for who fills datasets by their places afterwards.
+  void close_unsynced();
 
  private:
   using Group::Group;
-  static File create_on(std::shared_ptr<Target> target, const std::string& where,
-                        size_t user_block);
+  enum class Sync { yes, no };
+  void close(Sync sync);
+  static File create_on(std::shared_ptr<Target> target, const std::string& where, size_t user_block,
+                        const Alignment& alignment);
 };
 
 }  // namespace voltapile::h5

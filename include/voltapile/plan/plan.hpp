@@ -113,6 +113,7 @@ ChunkLayers layers_of(const Chunk& chunk);
 //   host_gradients        shard_elements in gradient_store
 //   state                 state_layout
 //   step_state, norm_sums, loss   kControlBytes
+//   multiplier            0: it lies in step_state
 size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk);
 inline constexpr size_t kControlBytes = 1024;
 
@@ -139,6 +140,18 @@ struct StateLayout {
   const PlacedState& operator[](StatePart part) const { return parts[static_cast<size_t>(part)]; }
 };
 StateLayout state_layout(const Plan& plan, int chunk);
+
+// What one rank's part of a checkpoint takes: master weights, moments and averages in f32. Of a
+// rank that writes: without ZeRO the first data rank, and the first tensor rank where all hold the
+// same.
+struct SaveSize {
+  size_t bytes = 0;
+  // Host memory: of all that is copied from the device, or checkpoint.pool, or less where less is
+  // enough.
+  size_t pool = 0;
+  size_t held = 0;  // what the next step's updates wait for at most: max(0, bytes - pool)
+};
+SaveSize save_size(const Plan& plan, int pp_rank);
 
 // How what a forward saved waits for its backward where it is not left as it is: one piece a tensor
 // of `saved`, and the chunk's input.

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "voltapile/base/thread_pool.hpp"
@@ -19,6 +20,7 @@
 #include "voltapile/schedule/timeline.hpp"
 #include "voltapile/tensor/arena.hpp"
 #include "voltapile/trace/summary.hpp"
+#include "voltapile/train/state_hold.hpp"
 #include "voltapile/watch/rank_state.hpp"
 
 namespace voltapile {
@@ -68,8 +70,11 @@ class RankContext {
   // Whatever of a chunk's weights lives elsewhere, to its slot on the device, and of its state to
   // host memory: until the next chunk. Collective over the data axis.
   void bring(int chunk) const;
-  // What lies in host memory in this form all the time.
-  ShardState<const float> state_on_host(int chunk) const;
+  // Bytes of a chunk's state at its home on the host or on nvme, from `offset` of its
+  // state_layout() on. From any one thread, while no lane changes that chunk's.
+  void read_state(int chunk, size_t offset, std::span<std::byte> into) const;
+  // Whoever changes a chunk's state at its home while steps run waits here first.
+  StateHold& hold() const { return hold_; }
 
   // Between a chunk's place on nvme and its slots in host memory. Block; for the disk lane.
   void load_state(int chunk) const;
@@ -95,6 +100,7 @@ class RankContext {
   std::vector<OnDisk> on_disk_;  // by chunk
   size_t disk_bytes_ = 0;
   mutable std::unique_ptr<host::DiskFile> disk_;  // made when it is first needed
+  mutable StateHold hold_;
 };
 
 // What a rank asks of all; every rank sees at the same step what some rank asked for.
@@ -128,6 +134,9 @@ class Engine {
   StepResult wait_for_step();
   // Evaluation: `valid` samples of this data rank's batch count.
   void issue_evaluation(const BatchMemory& batch, int64_t valid);
+  // From now on each step of an evaluation leaves the head's output in `logits`, memory of the
+  // device: (micro-batches, B, L) f32. Ranks without the last chunk leave nothing.
+  void keep_logits(TensorView logits);
   struct Totals {
     double loss = 0, top1 = 0, top5 = 0;
   };

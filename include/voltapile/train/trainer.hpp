@@ -28,6 +28,9 @@ struct TrainOptions {
   double began = now_seconds();                     // when run.walltime starts to count
   bool quiet = false;                               // no progress (tests)
   std::function<void(const TrainRecord&)> on_step;  // rank 0, in order
+  // Every rank, from a thread of its own: before each piece that a save writes of state on the host
+  // or on nvme. Tests slow the disk by it.
+  std::function<void()> before_write;
   WatchOptions watch;
   std::vector<Fact> facts;  // of this rank, to be compared with the others'
 };

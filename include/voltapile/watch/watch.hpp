@@ -27,7 +27,8 @@ namespace voltapile {
 
 // run.hang_timeout. Empty is "auto": 20 times the longest step so far, and at least a minute; half
 // an hour where no step is measured (start, first step, evaluation, saving, end) and at least 20
-// steps. A given time is for training; there it counts ten times.
+// steps. A given time is for training; there it counts ten times. While the state of some rank says
+// that it is saving, no rank is measured.
 using HangTimeout = std::optional<double>;
 double hang_limit_seconds(Stage stage, HangTimeout timeout, double longest_step_seconds);
 

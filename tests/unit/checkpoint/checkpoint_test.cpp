@@ -233,7 +233,9 @@ TEST(Checkpoint, AShardIsGivenUpBetweenItsTensors) {
   const auto third_time = [&] {
     if (++asked == 3) throw PeerFailure("another rank is lost");
   };
-  EXPECT_THROW(write_shard(folder.path(), 0, 1, part.owner, part.pieces, third_time), PeerFailure);
+  ViewSource values(part.pieces);
+  EXPECT_THROW(write_shard(folder.path(), 0, 1, part.owner, part.pieces, values, third_time),
+               PeerFailure);
   EXPECT_EQ(asked, 3);
 }
 

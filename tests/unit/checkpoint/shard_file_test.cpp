@@ -1,0 +1,102 @@
+// Filling a file past the page cache: every byte lands where it belongs, whatever its place and its
+// memory's.
+#include "shard_file.hpp"
+
+#include <fstream>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+
+#include "sample.hpp"
+
+namespace voltapile {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::byte> random_bytes(size_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::byte> bytes(count);
+  for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+  return bytes;
+}
+
+std::vector<std::byte> read_file(const fs::path& path) {
+  std::vector<std::byte> bytes(fs::file_size(path));
+  std::ifstream(path, std::ios::binary)
+      .read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  return bytes;
+}
+
+// Writes random pieces one behind the other over all of a file; returns why it went through the
+// cache.
+std::string fill(const fs::path& path, size_t size, uint64_t seed) {
+  std::ofstream(path, std::ios::binary).close();
+  fs::resize_file(path, size);
+  const std::vector<std::byte> wanted = random_bytes(size, seed);
+  std::mt19937_64 random(seed);
+  ShardFile file(path);
+  EXPECT_EQ(file.bytes(), static_cast<int64_t>(size));
+  for (size_t at = 0; at < size;) {
+    size_t count = 1 + random() % (random() % 4 == 0 ? 3'000'000 : 40'000);
+    if (random() % 3 == 0) count = ShardFile::kPage * (1 + random() % 200) - at % ShardFile::kPage;
+    count = std::min(count, size - at);
+    // A copy, so that memory begins at pages and elsewhere.
+    std::vector<std::byte> memory(count + 2 * ShardFile::kPage);
+    const auto begin = reinterpret_cast<uintptr_t>(memory.data());
+    const size_t to_page = (ShardFile::kPage - begin % ShardFile::kPage) % ShardFile::kPage;
+    std::byte* const from = memory.data() + to_page + (random() % 2 == 0 ? 0 : random() % 4096);
+    std::copy_n(wanted.begin() + static_cast<int64_t>(at), count, from);
+    file.write(static_cast<int64_t>(at), {from, count});
+    // HDF5's own parts are read while the file is written.
+    std::vector<std::byte> behind(std::min<size_t>(count, 100));
+    file.read(static_cast<int64_t>(at + count - behind.size()), behind);
+    EXPECT_TRUE(
+        std::equal(behind.rbegin(), behind.rend(), std::make_reverse_iterator(from + count)));
+    at += count;
+  }
+  file.close();
+  EXPECT_EQ(read_file(path), wanted) << "seed " << seed;
+  return file.refusal();
+}
+
+TEST(ShardFile, HoldsWhatWasWrittenWhereverItWasWritten) {
+  const sample::Folder folder;
+  for (uint64_t seed = 0; seed < (sample::full_run() ? 100 : 10); ++seed)
+    fill(folder.path() / "file", 12'345'678 + 1000 * seed, seed);
+}
+
+TEST(ShardFile, SaysWhatTheFileSystemRefusesAndHoldsTheSame) {
+  const sample::Folder folder;
+  const auto mount_one = [&] {
+    return unshare(CLONE_NEWNS | (geteuid() == 0 ? 0 : CLONE_NEWUSER)) == 0 &&
+           mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+           mount("ramfs", folder.path().c_str(), "ramfs", 0, nullptr) == 0;
+  };
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!mount_one()) std::_Exit(77);
+    const std::string why = fill(folder.path() / "file", 5'000'000, 1);
+    std::_Exit(!::testing::Test::HasFailure() && why == "Invalid argument" ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+    GTEST_SKIP() << "no file system may be mounted here";
+  EXPECT_EQ(status, 0);
+}
+
+TEST(ShardFile, AFileThatIsGoneOrTooShortIsAnError) {
+  const sample::Folder folder;
+  EXPECT_THROW(ShardFile(folder.path() / "nothing"), Error);
+  std::ofstream(folder.path() / "short") << "abc";
+  const ShardFile file(folder.path() / "short");
+  std::vector<std::byte> into(4);
+  EXPECT_THROW(file.read(0, into), Error);
+}
+
+}  // namespace
+}  // namespace voltapile
