@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# An example for a program that lives in an Apptainer (Singularity) image. Copy it, edit it, and
+# An example for a program that lives in an Apptainer (Singularity) image, say one that was built by
+# packaging/apptainer.def. Copy it, edit it, and
 #   export VOLTAPILE_ENV=/path/to/my_env.sh
 # before sbatch: the job's `voltapile` is then the container's, and everything else, srun and mpirun
 # included, is the host's. So the MPI in the image must speak the host's PMIx: the same major series

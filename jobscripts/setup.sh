@@ -12,7 +12,7 @@ voltapile_packages=(
 
 # For the tests of the job scripts, which start a Slurm of their own.
 # shellcheck disable=SC2034 # run_tests.sh's
-slurm_packages=(slurm-wlm slurm-client munge)
+slurm_packages=(slurm-wlm slurm-client munge iproute2)
 
 # One line for each argument.
 say() { printf "%s\n" "$@" >&2; }

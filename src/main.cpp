@@ -1,7 +1,6 @@
 // voltapile: the command line. Parses it, calls the modules, prints errors once and returns
 // DESIGN's exit codes.
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
@@ -23,20 +22,18 @@
 #include "voltapile/forecast/forecast.hpp"
 #include "voltapile/submit/submit.hpp"
 #include "voltapile/trace/describe.hpp"
-#include "voltapile/train/run_folder.hpp"
 #include "voltapile/train/status.hpp"
 #include "voltapile/train/stop_request.hpp"
 #include "voltapile/train/trainer.hpp"
 
 #include "checkpoint_commands.hpp"
+#include "inference_commands.hpp"
 #include "node_commands.hpp"
 #include "plan_command.hpp"
 #include "report_command.hpp"
 
 namespace voltapile {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct Arguments {
   std::string program, deck, folder, checkpoint, other, weights;
@@ -52,6 +49,7 @@ struct Arguments {
   Depth depth = Depth::files;
   Compared compared = Compared::weights;
   ReportArguments report;
+  std::string pictures, out = ".";  // of predict
 };
 
 constexpr const char* kExamples = R"(
@@ -140,6 +138,8 @@ void print_summary(const Arguments& arguments, int ranks, const TrainSummary& su
     row("replayed", format("{} kernels in {} recordings",
                            show_grouped(static_cast<int64_t>(summary.recordings.kernels)),
                            summary.recordings.count));
+  if (summary.rewinds > 0)
+    row("rewinds", format("{}: the run diverged and went back", summary.rewinds));
   row("run folder", summary.run_dir);
   std::string overrides;
   for (const std::string& text : arguments.overrides) overrides += format(" --set '{}'", text);
@@ -166,24 +166,7 @@ ExitCode run_training(const Arguments& arguments, MpiSession& session) {
 }
 
 ExitCode run_evaluation(const Arguments& arguments, MpiSession& session) {
-  fs::path checkpoint;
-  const auto check = [&](const Plan& plan) {
-    require_trainable(plan);
-    const fs::path named = arguments.checkpoint;
-    checkpoint = resolve_checkpoint(named.empty() ? newest_run_folder(plan.deck) : named);
-    if (fs::exists(checkpoint / "index.h5")) return;
-    throw Error(ExitCode::bad_data,
-                format("no checkpoint in {}: train first, or name one with --checkpoint DIR",
-                       checkpoint.string()));
-  };
-  const EvalRecord record =
-      evaluate(loader(arguments), session.world(),
-               {.check = check, .watch = watch_options(session), .facts = launcher_facts()},
-               [&] { return checkpoint; });
-  log::info(format("{}: step {}, test loss {:.4f}, top-1 {:.2f} %, top-5 {:.2f} % of {} pictures",
-                   checkpoint.string(), record.step, record.loss, 100 * record.top1,
-                   100 * record.top5, show_grouped(record.samples)));
-  return ExitCode::done;
+  return evaluate_checkpoint(loader(arguments), arguments.checkpoint, session);
 }
 
 ExitCode run_benchmark(const Arguments& arguments, MpiSession& session) {
@@ -304,6 +287,17 @@ int run(int argc, char** argv) {
       ->add_flag_callback(
           "--deep", [&] { arguments.depth = Depth::datasets; },
           "also read each tensor's pieces by name and compare their values' digests");
+  CLI::App* predict = with_checkpoint(
+      app.add_subcommand("predict",
+                         "write the most probable classes of pictures without labels "
+                         "(under mpirun, or on one rank)"),
+      "folder", arguments.folder);
+  predict->add_option("pictures", arguments.pictures, "an IDX file of pictures, plain or gzipped")
+      ->required();
+  predict->add_option("--out", arguments.out,
+                      "folder for predictions.csv and predictions.h5; default: here");
+  predict->add_option("--set", arguments.overrides,
+                      "section.key=value of the checkpoint's deck: overrides one key");
   CLI::App* save = with_checkpoint(
       app.add_subcommand("export", "write a checkpoint's weights as a safetensors file"), "folder",
       arguments.folder);
@@ -346,9 +340,13 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     // Below mpirun every rank comes here: the first one speaks.
-    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
       const char* rank = std::getenv(name);
       if (rank != nullptr && std::string(rank) != "0") return as_int(ExitCode::bad_input);
+    }
+    if (error.get_exit_code() != 0 && argc > 1 && app.get_subcommands().empty()) {
+      log::error(format("error: {}: no such command; `voltapile --help` lists them", argv[1]));
+      return as_int(ExitCode::bad_input);
     }
     return app.exit(error) == 0 ? 0 : as_int(ExitCode::bad_input);
   }
@@ -356,6 +354,11 @@ int run(int argc, char** argv) {
     return run_with_mpi(argc, argv, [&](MpiSession& s) { return run_training(arguments, s); });
   if (eval->parsed())
     return run_with_mpi(argc, argv, [&](MpiSession& s) { return run_evaluation(arguments, s); });
+  if (predict->parsed())
+    return run_with_mpi(argc, argv, [&](MpiSession& s) {
+      return predict_pictures(
+          {arguments.folder, arguments.pictures, arguments.out, arguments.overrides}, s);
+    });
   if (bench->parsed())
     return run_with_mpi(argc, argv, [&](MpiSession& s) { return run_benchmark(arguments, s); });
   try {

@@ -67,6 +67,8 @@ VARIANTS = {
         classes=7,
         smoothing=0.1,
     ),
+    # Frozen: the embedding and the first block.
+    "fine_tuning": dict(layer_decay=0.7, frozen_layers=2),
 }
 
 
@@ -96,6 +98,32 @@ def randomise(model, generator):
         value = 1 + 0.2 * noise if is_norm_weight else 0.15 * noise
         # Single precision holds it exactly, so that both programs start from the same weights.
         p.data.copy_(value.float().double())
+
+
+def layer_of(name, depth):
+    """As BEiT and MAE count them: the embedding is 0, the head and the last norm depth + 1."""
+    if name in ("cls_token", "pos_embed") or name.startswith("patch_embed."):
+        return 0
+    return int(name.split(".")[1]) + 1 if name.startswith("blocks.") else depth + 1
+
+
+def trained_groups(model, settings):
+    """The optimizer's groups, by layer where each has a learning rate of its own."""
+    unlisted = model.no_weight_decay()
+    if "layer_decay" not in settings:
+        return param_groups_weight_decay(
+            model, OPTIMIZER["weight_decay"], no_weight_decay_list=unlisted
+        )
+    groups = []
+    for name, p in model.named_parameters():
+        layer = layer_of(name, settings["depth"])
+        if layer < settings["frozen_layers"]:
+            continue
+        scale = settings["layer_decay"] ** (settings["depth"] + 1 - layer)
+        decays = p.ndim > 1 and name not in unlisted
+        weight_decay = OPTIMIZER["weight_decay"] if decays else 0.0
+        groups.append(dict(params=[p], lr=OPTIMIZER["lr"] * scale, weight_decay=weight_decay))
+    return groups
 
 
 def reference(settings, seed):
@@ -128,9 +156,8 @@ def reference(settings, seed):
 
     for name, p in model.named_parameters():
         tensors["before/" + name] = p.detach().float().numpy().copy()
-    groups = param_groups_weight_decay(
-        model, OPTIMIZER["weight_decay"], no_weight_decay_list=model.no_weight_decay()
-    )
+    groups = trained_groups(model, settings)
+    trained = [p for group in groups for p in group["params"]]
     optimizer = torch.optim.AdamW(
         groups,
         lr=OPTIMIZER["lr"],
@@ -144,14 +171,14 @@ def reference(settings, seed):
         loss = torch.nn.functional.cross_entropy(
             logits, targets[step], label_smoothing=settings["smoothing"]
         )
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         if step == 0:
             tensors["logits"] = logits.detach().float().numpy()
             tensors["loss"] = loss.detach().float().numpy().reshape(1)
             for name, p in model.named_parameters():
                 tensors["gradient/" + name] = p.grad.float().numpy().copy()
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER["clip"]).item())
+        norms.append(torch.nn.utils.clip_grad_norm_(trained, OPTIMIZER["clip"]).item())
         optimizer.step()
     tensors["norm"] = np.array(norms, dtype=np.float32)
     for name, p in model.named_parameters():

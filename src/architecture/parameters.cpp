@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include <fnmatch.h>
+
 #include "voltapile/architecture/architecture.hpp"
 
 namespace voltapile {
@@ -105,7 +107,16 @@ Architecture make_architecture(const Deck& deck) {
   for (int block = 0; block < a.model.depth; ++block)
     a.layers.push_back(block_layer(a, block, next_id));
   a.layers.push_back(head_layer(a, next_id));
+  for (Layer& layer : a.layers)
+    for (Parameter& p : layer.parameters)
+      p.frozen =
+          std::any_of(deck.optimizer.freeze.begin(), deck.optimizer.freeze.end(),
+                      [&](const std::string& pattern) { return is_named_by(pattern, p.name); });
   return a;
+}
+
+bool is_named_by(const std::string& pattern, const std::string& parameter) {
+  return fnmatch(pattern.c_str(), parameter.c_str(), FNM_NOESCAPE) == 0;
 }
 
 int64_t Architecture::parameter_count() const {
@@ -113,6 +124,14 @@ int64_t Architecture::parameter_count() const {
   for (const Layer& layer : layers)
     for (const Parameter& p : layer.parameters)
       if (p.trained) count += p.shape.elements();
+  return count;
+}
+
+int64_t Architecture::frozen_count() const {
+  int64_t count = 0;
+  for (const Layer& layer : layers)
+    for (const Parameter& p : layer.parameters)
+      if (p.trained && p.frozen) count += p.shape.elements();
   return count;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <initializer_list>
@@ -61,15 +62,34 @@ int number_in_environment(std::initializer_list<const char*> names, int least, i
   return otherwise;
 }
 
+// Slurm's list of a step's tasks on each node, "4(x2),3": the part of the node that this is.
+int tasks_here(const char* list, int node, int otherwise) {
+  std::istringstream parts(list);
+  for (std::string part; std::getline(parts, part, ',');) {
+    int tasks = 0, nodes = 1;
+    if (std::sscanf(part.c_str(), "%d(x%d)", &tasks, &nodes) < 1 || tasks < 1) return otherwise;
+    if (node < nodes) return tasks;
+    node -= nodes;
+  }
+  return otherwise;
+}
+
 }  // namespace
 
+// The launcher's own variables first: mpirun in a Slurm job inherits Slurm's. Open MPI, then MPICH
+// and its descendants.
 int local_ranks(int otherwise) {
-  return number_in_environment({"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"}, 1,
-                               otherwise);
+  if (const int told =
+          number_in_environment({"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}, 1, 0))
+    return told;
+  if (const char* list = std::getenv("SLURM_STEP_TASKS_PER_NODE"))
+    return tasks_here(list, number_in_environment({"SLURM_NODEID"}, 0, 0), otherwise);
+  return number_in_environment({"SLURM_NTASKS_PER_NODE"}, 1, otherwise);
 }
 
 int local_rank(int otherwise) {
-  return number_in_environment({"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}, 0, otherwise);
+  return number_in_environment({"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"},
+                               0, otherwise);
 }
 
 size_t available_memory() {

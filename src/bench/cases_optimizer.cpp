@@ -38,12 +38,13 @@ Case adamw(Workbench& b) {
   const DType acc = accumulate_type(b.type());
   const TensorView gradients = b.acc({n}), master = b.acc({n}), m = b.acc({n}),
                    v = b.filled(acc, {n}, 1), weights = b.working({n});
-  std::vector<Range>& decayed = b.lists().ranges.emplace_back();
-  for (int64_t i = 0; i < kPieces; i += 2) decayed.push_back({i * piece, (i + 1) * piece});
+  std::vector<UpdateRun>& runs = b.lists().runs.emplace_back();
+  for (int64_t i = 0; i < kPieces; ++i)
+    runs.push_back({i * piece, i + 1 == kPieces ? n : (i + 1) * piece, 1, i % 2 == 0 ? 1.0 : 0.0});
   const StepState* const state = b.state();
-  return {"adamw", {n}, [=, &b, &decayed] {
-            b.kernels().adamw(gradients, master, m, v, weights, decayed,
-                              AdamW{.weight_decay = 0.05}, state, b.stream());
+  return {"adamw", {n}, [=, &b, &runs] {
+            b.kernels().adamw(gradients, master, m, v, weights, runs, AdamW{.weight_decay = 0.05},
+                              state, b.stream());
           }};
 }
 

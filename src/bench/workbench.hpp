@@ -25,7 +25,7 @@ Sizes sizes_of(const BenchOptions& options);
 // Host lists that kernels refer to must outlive the device: declare one before it.
 struct Lists {
   std::deque<std::vector<NormPiece>> pieces;
-  std::deque<std::vector<Range>> ranges;
+  std::deque<std::vector<UpdateRun>> runs;
 };
 
 // Gives out operands and keeps them until it goes. On the dry device they have no contents.

@@ -105,6 +105,14 @@ std::vector<int64_t> whole_steps(const fs::path& checkpoints) {
   return steps;
 }
 
+void go_back(const fs::path& checkpoints, int64_t step) {
+  tidy(checkpoints);
+  move_latest(checkpoints, step_name(step));
+  sync_folder(checkpoints);
+  for (const int64_t later : whole_steps(checkpoints))
+    if (later > step) remove_step(checkpoints / step_name(later));
+}
+
 void prune(const fs::path& checkpoints, const Keep& keep) {
   if (keep.last <= 0) return;
   try {

@@ -27,6 +27,9 @@ void publish_step(const std::filesystem::path& checkpoints, int64_t step);
 // Steps of the whole checkpoints, ascending.
 std::vector<int64_t> whole_steps(const std::filesystem::path& checkpoints);
 
+// Moves `latest` to the checkpoint of `step`, and then removes those of later steps.
+void go_back(const std::filesystem::path& checkpoints, int64_t step);
+
 // Removes the checkpoints that `keep` does not name, but never the one that `latest` names. A
 // folder that cannot be removed is a warning.
 void prune(const std::filesystem::path& checkpoints, const Keep& keep);

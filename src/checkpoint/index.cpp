@@ -124,6 +124,8 @@ void write_state(h5::File& file, const RunState& state) {
   file.set_attribute("good_steps", state.good_steps);
   file.set_attribute("adam_step", state.adam_step);
   file.set_attribute("skipped_steps", state.skipped_steps);
+  if (state.multiplier) file.set_attribute("gradient_multiplier", *state.multiplier);
+  file.set_attribute("rewinds", state.rewinds);
   file.set_attribute("deck", std::string_view(state.deck));
 }
 
@@ -136,6 +138,10 @@ RunState read_state(const h5::File& file) {
   state.good_steps = file.int_attribute("good_steps");
   state.adam_step = file.int_attribute("adam_step");
   state.skipped_steps = file.int_attribute("skipped_steps");
+  if (file.has_attribute("gradient_multiplier"))
+    state.multiplier = file.double_attribute("gradient_multiplier");
+  // Earlier versions never went back.
+  if (file.has_attribute("rewinds")) state.rewinds = file.int_attribute("rewinds");
   state.deck = file.text_attribute("deck");
   return state;
 }

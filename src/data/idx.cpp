@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -109,13 +110,14 @@ Header read_header(ByteReader& file, Content content, const IdxExpectation& expe
   const bool has_pictures = header.magic == kGrayPictures || header.magic == kPictures;
   if (content == Content::pictures ? !has_pictures : !has_labels) {
     const bool swapped = content == Content::pictures ? has_labels : has_pictures;
-    file.fail(format(
-        "the magic number is 0x{:08x}, expected {}: {}{}", header.magic,
-        content == Content::pictures ? "0x00000803 or 0x00000804 (pictures)"
-                                     : "0x00000801 (labels)",
-        looks_like(header.magic),
-        swapped ? format("; are {} and {} swapped?", expected.pictures_key, expected.labels_key)
-                : ""));
+    file.fail(
+        format("the magic number is 0x{:08x}, expected {}: {}{}", header.magic,
+               content == Content::pictures ? "0x00000803 or 0x00000804 (pictures)"
+                                            : "0x00000801 (labels)",
+               looks_like(header.magic),
+               swapped && !expected.labels_path.empty()
+                   ? format("; are {} and {} swapped?", expected.pictures_key, expected.labels_key)
+                   : ""));
   }
   // Compared by division: the product of four 32-bit extents may not fit into 64 bits.
   uint64_t bytes = 1;
@@ -172,7 +174,12 @@ std::string image_text(int64_t height, int64_t width) {
   return height == width ? format("{}", height) : format("[{}, {}]", height, width);
 }
 
-std::unique_ptr<uint8_t[]> read_pictures(const IdxExpectation& expected, size_t labels) {
+struct Pictures {
+  std::unique_ptr<uint8_t[]> bytes;
+  size_t count = 0;
+};
+
+Pictures read_pictures(const IdxExpectation& expected, std::optional<size_t> labels) {
   ByteReader file(expected.pictures_key, expected.pictures_path);
   const Header header = read_header(file, Content::pictures, expected);
   const bool gray = header.magic == kGrayPictures;
@@ -185,19 +192,19 @@ std::unique_ptr<uint8_t[]> read_pictures(const IdxExpectation& expected, size_t 
                "model.image = {}",
                channels, height, width, expected.channels,
                image_text(expected.height, expected.width), channels, image_text(height, width)));
-  if (static_cast<uint64_t>(header.extents[0]) != labels)
+  if (labels && static_cast<uint64_t>(header.extents[0]) != *labels)
     file.fail(
         format("it holds {} pictures, and {} = \"{}\" holds {} labels; the two files belong "
                "to different sets",
                show_grouped(header.extents[0]), expected.labels_key, expected.labels_path,
-               show_grouped(static_cast<int64_t>(labels))));
+               show_grouped(static_cast<int64_t>(*labels))));
   const auto bytes = static_cast<size_t>(header.payload_bytes);
   std::unique_ptr<uint8_t[]> pictures(new (std::nothrow) uint8_t[bytes]);
   if (!pictures)
     file.fail(format("its {} of pictures do not fit into this host's memory",
                      show_bytes(static_cast<double>(bytes))));
   read_payload(file, std::span(pictures.get(), bytes));
-  return pictures;
+  return {std::move(pictures), static_cast<size_t>(header.extents[0])};
 }
 
 }  // namespace
@@ -205,14 +212,18 @@ std::unique_ptr<uint8_t[]> read_pictures(const IdxExpectation& expected, size_t 
 std::shared_ptr<const Source> open_idx(const IdxExpectation& expected) {
   // Where both are missing, the pictures are what the deck names.
   const ByteReader opens(expected.pictures_key, expected.pictures_path);
-  std::vector<uint8_t> labels = read_labels(expected);
-  std::unique_ptr<uint8_t[]> pictures = read_pictures(expected, labels.size());
+  const bool labelled = !expected.labels_path.empty();
+  std::vector<uint8_t> labels;
+  if (labelled) labels = read_labels(expected);
+  Pictures pictures =
+      read_pictures(expected, labelled ? std::optional(labels.size()) : std::nullopt);
+  labels.resize(pictures.count);
   std::string origin = format("{} pictures of {} x {} x {} from {}",
                               show_grouped(static_cast<int64_t>(labels.size())), expected.channels,
                               expected.height, expected.width, expected.pictures_path);
   return std::make_shared<IdxSource>(std::move(origin),
                                      expected.channels * expected.height * expected.width,
-                                     std::move(pictures), std::move(labels));
+                                     std::move(pictures.bytes), std::move(labels));
 }
 
 }  // namespace voltapile

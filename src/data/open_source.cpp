@@ -66,4 +66,15 @@ std::shared_ptr<const Source> open_source(const Deck& deck, Part part) {
                      name_of_format(deck.data.format)));
 }
 
+std::shared_ptr<const Source> open_pictures(const Deck& deck, const std::string& key,
+                                            const std::string& path) {
+  IdxExpectation expected;
+  expected.pictures_key = key;
+  expected.pictures_path = path;
+  expected.channels = deck.model.channels;
+  expected.height = deck.model.image[0];
+  expected.width = deck.model.image[1];
+  return open_idx(expected);
+}
+
 }  // namespace voltapile

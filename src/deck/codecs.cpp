@@ -206,6 +206,23 @@ std::string Numbers::write(const std::array<double, 2>& value) const {
   return write(std::vector<double>(value.begin(), value.end()));
 }
 
+bool Texts::read(const TomlValue& value, std::vector<std::string>& out) const {
+  const auto* list = std::get_if<std::vector<TomlValue>>(&value.data);
+  std::vector<std::string> texts;
+  const Text element{what};
+  for (const TomlValue& each : list != nullptr ? *list : std::vector<TomlValue>{value}) {
+    if (!element.read(each, texts.emplace_back()) || texts.back().empty()) return false;
+  }
+  out = std::move(texts);
+  return true;
+}
+
+std::string Texts::write(const std::vector<std::string>& value) const {
+  std::vector<std::string> texts;
+  for (const std::string& text : value) texts.push_back(toml_string(text));
+  return "[" + join(texts, ", ") + "]";
+}
+
 std::string list_words(const std::vector<std::string>& words) {
   std::string text;
   for (size_t i = 0; i < words.size(); ++i)

@@ -55,6 +55,13 @@ struct Text {
   std::string write(const std::string& value) const { return toml_string(value); }
 };
 
+struct Texts {  // a list, or one alone
+  std::string what;
+  std::string allowed() const { return format("{0} in quotes, or a list of them", what); }
+  bool read(const TomlValue& value, std::vector<std::string>& out) const;
+  std::string write(const std::vector<std::string>& value) const;
+};
+
 struct FolderName {  // of a run: one folder below run.dir
   std::string allowed() const;
   bool read(const TomlValue& value, std::string& out) const;

@@ -42,11 +42,13 @@ Hardware load_hardware(const std::string& path) {
                        raw.faults.front().place.column, raw.faults.front().text));
   Hardware hardware;
   hardware.device = path;
+  bool known = false;
   for (const Entry& entry : raw.entries) {
     const std::string name = entry.name();
     const auto take = [&](std::string_view key, double& into) {
       if (name == key) into = number_of(entry, path);
     };
+    known = known || entry.section == "ceilings";
     if (name == "hardware.device")
       if (const auto* device = std::get_if<std::string>(&entry.value.data))
         hardware.device = *device;
@@ -60,6 +62,11 @@ Hardware load_hardware(const std::string& path) {
     take("ceilings.disk_bytes_per_second", hardware.disk_bytes_per_second);
     hardware.disk_is_measured |= name == "ceilings.disk_bytes_per_second";
   }
+  if (!known)
+    throw Error(ExitCode::bad_input,
+                format("{}:1:1: a hardware file has a section [ceilings]: `voltapile bench --write "
+                       "FILE` writes one, and input_decks/hardware/ has some",
+                       path));
   return hardware;
 }
 

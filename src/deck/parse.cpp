@@ -54,6 +54,7 @@ class Reader {
       });
     }
     if (!raw_.faults.empty()) throw Error(ExitCode::bad_input, message());
+    keep_places();
     return std::move(deck_);
   }
 
@@ -159,6 +160,16 @@ class Reader {
     return {1, 1};
   }
 
+  std::string shown(TextPlace place) const {
+    return place.line == 0 ? "--set" : format("{}:{}:{}", deck_.path, place.line, place.column);
+  }
+
+  void keep_places() {
+    for (const Header& header : raw_.headers)
+      deck_.places.of.try_emplace(header.section, shown(header.place));
+    for (const auto& [name, entry] : given_) deck_.places.of[name] = shown(entry->value_place);
+  }
+
   std::string message() {
     std::stable_sort(raw_.faults.begin(), raw_.faults.end(), [](const Fault& a, const Fault& b) {
       const bool a_set = a.place.line == 0, b_set = b.place.line == 0;
@@ -167,9 +178,7 @@ class Reader {
     });
     std::vector<std::string> lines;
     for (const Fault& each : raw_.faults)
-      lines.push_back(each.place.line == 0 ? format("--set: {}", each.text)
-                                           : format("{}:{}:{}: {}", deck_.path, each.place.line,
-                                                    each.place.column, each.text));
+      lines.push_back(format("{}: {}", shown(each.place), each.text));
     return join(lines, "\n");
   }
 
@@ -192,6 +201,12 @@ std::string near_file(const fs::path& path) {
 }
 
 }  // namespace
+
+std::string Deck::place(const std::string& key) const {
+  for (const std::string& name : {key, key.substr(0, key.find('.'))})
+    if (const auto found = places.of.find(name); found != places.of.end()) return found->second;
+  return format("{}:1:1", path);
+}
 
 Deck parse_deck(std::string_view text, const std::string& path,
                 const std::vector<std::string>& overrides) {

@@ -109,6 +109,34 @@ void add_run(Schema& schema) {
                "names the rank. 0 turns them off.",
        .on_resume = OnResume::may_change,
        .also = "check_steps integrity"});
+  run.add("skip_limit", &R::skip_limit, Integer{1, 1'000'000},
+          {.fallback = literal("50"),
+           .unit = "steps",
+           .help = "A run has diverged when so many steps in a row were skipped because a gradient "
+                   "was not finite, or when the loss of one that was not skipped is not finite.",
+           .on_resume = OnResume::may_change,
+           .also = "max_skipped skipped_steps nan_limit"});
+  run.add("spike_factor", &R::spike_factor, Number{0, 1e6},
+          {.fallback = literal("0.0"),
+           .help = "A run has also diverged when the loss of a step is more than this many times "
+                   "the mean of the 20 sound steps before it. 0: the loss may jump.",
+           .on_resume = OnResume::may_change,
+           .also = "loss_spike spike_threshold max_loss"});
+  run.add("on_divergence", &R::on_divergence,
+          Choice<OnDivergence>{{{"stop", OnDivergence::stop}, {"rewind", OnDivergence::rewind}}},
+          {.fallback = literal("\"stop\""),
+           .help = "What a run that has diverged does. \"stop\": end with exit code 5 and the "
+                   "cause. \"rewind\": go back to the last checkpoint whose next step was sound "
+                   "(to the start, if there is none yet) and on from there with the pictures in "
+                   "the order and augmentation of another seed.",
+           .on_resume = OnResume::may_change,
+           .also = "on_nan on_spike divergence",
+           .words = "abort=stop exit=stop rollback=rewind restore=rewind"});
+  run.add("rewind_limit", &R::rewind_limit, Integer{1, 1000},
+          {.fallback = literal("3"),
+           .help = "How often a run may go back before it stops instead.",
+           .on_resume = OnResume::may_change,
+           .also = "rewinds max_rewinds rollback_limit"});
 }
 
 void add_model(Schema& schema) {

@@ -98,6 +98,19 @@ void add_optimizer(Schema& schema) {
                          "clipping off.",
                  .also = "grad_clip max_norm clip_norm max_grad_norm"});
   optimizer.add(
+      "clip_norm_from", &O::clip_norm_from,
+      Choice<ClipNorm>{
+          {{"this_step", ClipNorm::this_step}, {"previous_step", ClipNorm::previous_step}}},
+      {.fallback = literal("\"this_step\""),
+       .help =
+           "Whose gradient norm is clipped by. \"previous_step\" is another rule: gradients are "
+           "scaled by min(1, clip / norm of the step before), in the first step by 1. A chunk "
+           "is then updated as soon as its gradients are there, so an optimizer on the host "
+           "works while backward does. A gradient that is not finite ends the run. f32 and bf16 "
+           "only.",
+       .on_resume = OnResume::may_change,
+       .also = "delayed_clip async_optimizer"});
+  optimizer.add(
       "zero", &O::zero, Integer{0, 1},
       {.fallback = literal("1"),
        .help = "1: each data rank owns a part of the master weights and moments (ZeRO-1). "
@@ -119,6 +132,19 @@ void add_optimizer(Schema& schema) {
                "(0.9999, say), and evaluate it in their place. 0: none.",
        .on_resume = OnResume::may_change,
        .also = "ema_decay model_ema"});
+  optimizer.add(
+      "freeze", &O::freeze, Texts{"a pattern of names"},
+      {.fallback = literal("[]"),
+       .help = "Parameters that stay as they are, by their names in checkpoints and "
+               "exported files (\"blocks.0.attn.qkv.weight\", \"head.bias\"); * stands for "
+               "any characters, ? for one. A pattern that names none is an error.",
+       .also = "frozen freeze_layers freeze_patterns"});
+  optimizer.add("layer_decay", &O::layer_decay, Number{0, 1, Edge::open},
+                {.fallback = literal("1.0"),
+                 .help = "Factor on the learning rate from each layer to the one below it, for "
+                         "fine-tuning: block b of depth d learns at lr * layer_decay^(d - b), the "
+                         "embedding at lr * layer_decay^(d + 1), the head at lr. 1: all alike.",
+                 .also = "lr_decay layer_wise_decay layerwise_lr_decay llrd"});
 }
 
 void add_memory(Schema& schema) {

@@ -81,6 +81,10 @@ class Page {
     fact("pictures", format("{} x {} x {} in patches of {} x {}: {}; {}", m.image[0], m.image[1],
                             m.channels, m.patch[0], m.patch[1], plural(a.tokens(), "token"),
                             m.classes == 1 ? "1 class" : show_grouped(m.classes) + " classes"));
+    const int64_t frozen = a.frozen_count();
+    if (frozen > 0)
+      fact("training", format("{} parameters are trained, {} are frozen (optimizer.freeze)",
+                              show_grouped(a.parameter_count() - frozen), show_grouped(frozen)));
     fact("mesh",
          format("{}: pipeline x data x tensor{}", plan_.mesh.text(),
                 plan_.mesh.size() == 1 ? std::string()
@@ -229,9 +233,12 @@ class Page {
 
   void layers() {
     heading("Chunks and shards");
-    TextTable table({Align::left, Align::left, Align::left, Align::right, Align::right});
+    TextTable table(
+        {Align::left, Align::left, Align::left, Align::right, Align::right, Align::right});
     const bool divided = deck_.optimizer.zero == 1 && plan_.mesh.dp > 1;
+    const bool freezes = plan_.architecture.frozen_count() > 0;
     std::vector<std::string> head{"rank", "chunks", "blocks", "parameters"};
+    if (freezes) head.push_back("frozen");
     if (divided) head.push_back(format("1/{} of state", plan_.mesh.dp));
     table.add(std::move(head));
     constexpr int kMostRows = 16;
@@ -241,17 +248,23 @@ class Page {
       const int rank = ranks > kMostRows && row == rows - 1 ? ranks - 1 : row;
       if (rank != row) table.add({"..."});
       std::vector<std::string> numbers, blocks;
-      int64_t parameters = 0, shard = 0;
+      int64_t parameters = 0, frozen = 0, shard = 0;
       for (size_t c = 0; c < plan_.chunks.size(); ++c) {
         const Chunk& chunk = plan_.chunks[c];
         if (chunk.rank != rank) continue;
         numbers.push_back(std::to_string(c));
         blocks.push_back(layers_of_chunk(chunk));
-        for (const FlatEntry& entry : chunk.parameters.entries) parameters += entry.elements;
+        for (const FlatEntry& entry : chunk.parameters.entries) {
+          parameters += entry.elements;
+          const Layer& layer = plan_.architecture.layers[static_cast<size_t>(entry.layer)];
+          if (layer.parameters[static_cast<size_t>(entry.parameter)].frozen)
+            frozen += entry.elements;
+        }
         shard += plan_.shard_elements(static_cast<int>(c));
       }
       std::vector<std::string> cells{format("pp{}", rank), shortened(numbers), shortened(blocks),
                                      show_grouped(parameters)};
+      if (freezes) cells.push_back(show_grouped(frozen));
       if (divided) cells.push_back(show_grouped(shard));
       table.add(std::move(cells));
     }

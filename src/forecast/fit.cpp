@@ -13,9 +13,11 @@ namespace {
 
 std::string show(size_t bytes) { return show_bytes(static_cast<double>(bytes)); }
 
-// The three heaviest lines of one home, for the message.
-std::string heaviest(std::vector<MemoryLine> lines, Home home) {
-  std::erase_if(lines, [&](const MemoryLine& line) { return line.home != home; });
+// The three heaviest lines of these homes, for the message.
+std::string heaviest(std::vector<MemoryLine> lines, const std::vector<Home>& homes) {
+  std::erase_if(lines, [&](const MemoryLine& line) {
+    return std::find(homes.begin(), homes.end(), line.home) == homes.end();
+  });
   std::sort(lines.begin(), lines.end(),
             [](const MemoryLine& a, const MemoryLine& b) { return a.bytes > b.bytes; });
   if (lines.size() > 3) lines.resize(3);
@@ -44,11 +46,13 @@ std::vector<std::string> faults_of(const Plan& plan, const Hardware& hardware,
     faults.push_back(format(
         "ranks at pp{} need {} of device memory, more than memory.device_limit = {} (heaviest: {})",
         pp, show(on_device), show(static_cast<size_t>(*limit)),
-        heaviest(plan.memory(pp), Home::device)));
+        heaviest(plan.memory(pp), {Home::device})));
   }
   const auto too_much = [&](size_t needed, std::string_view who, const std::string& bound) {
+    const std::vector<Home> homes =
+        on_cpu ? std::vector{Home::host, Home::device} : std::vector{Home::host};
     faults.push_back(format("{} need {} of host memory, more than {} (heaviest: {})", who,
-                            show(needed), bound, heaviest(plan.memory(heaviest_rank), Home::host)));
+                            show(needed), bound, heaviest(plan.memory(heaviest_rank), homes)));
   };
   // How ranks spread over machines is known only to a job: until then all are taken to share one.
   const size_t ranks = static_cast<size_t>(plan.mesh.size());
@@ -102,8 +106,18 @@ std::vector<Change> changes_for(const Deck& deck) {
       [](Deck& d) { d.memory.optimizer = Home::host; });
   add(m.optimizer != Home::device && m.weights == Home::device, "memory.weights", "\"host\"",
       [](Deck& d) { d.memory.weights = Home::host; });
-  add(m.optimizer != Home::nvme && !m.nvme_dir.empty(), "memory.optimizer", "\"nvme\"",
-      [](Deck& d) { d.memory.optimizer = Home::nvme; });
+  const std::string folder =
+      m.nvme_dir.empty() ? ", memory.nvme_dir = \"/path/on/a/fast/disk\"" : "";
+  const auto on_disk = [](Deck& d) {
+    d.memory.optimizer = Home::nvme;
+    if (d.memory.nvme_dir.empty()) d.memory.nvme_dir = ".";
+  };
+  add(m.optimizer != Home::nvme, "memory.optimizer", "\"nvme\"" + folder, on_disk);
+  add(m.optimizer != Home::nvme && m.weights != Home::nvme, "memory.optimizer",
+      "\"nvme\", memory.weights = \"nvme\"" + folder, [on_disk](Deck& d) {
+        on_disk(d);
+        d.memory.weights = Home::nvme;
+      });
   add(m.optimizer != Home::device && deck.optimizer.moments == MomentStore::f32,
       "optimizer.moments", "\"int8\"", [](Deck& d) { d.optimizer.moments = MomentStore::int8; });
   add(deck.optimizer.zero == 0 && deck.parallel.data > 1, "optimizer.zero", "1",

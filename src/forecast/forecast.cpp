@@ -124,10 +124,10 @@ Forecast forecast(const Plan& plan) {
 std::vector<std::string> not_trainable(const Plan& plan) {
   const Deck& deck = plan.deck;
   std::vector<std::string> messages;
-  const auto refuse = [&](std::string_view key, std::string_view value, std::string_view why,
+  const auto refuse = [&](const std::string& key, std::string_view value, std::string_view why,
                           std::string_view fix) {
-    messages.push_back(format("{}{}{} = \"{}\": {}; {}", deck.path, deck.path.empty() ? "" : ": ",
-                              key, value, why, fix));
+    const std::string place = deck.path.empty() ? "" : deck.place(key) + ": ";
+    messages.push_back(format("{}{} = \"{}\": {}; {}", place, key, value, why, fix));
   };
   if (deck.run.device == DeviceKind::cuda && !cuda_is_built())
     refuse("run.device", "cuda", "this program was built without CUDA", "set \"cpu\"");

@@ -29,6 +29,7 @@ void Head::forward(const LayerMemory& memory, const MicroStep& step, const Targe
   c.kernels->linear(normed, tables_.weight("head.weight", memory),
                     tables_.weight("head.bias", memory), tables_.saved("logits", memory),
                     *c.stream);
+  if (step.logits) c.kernels->cast(tables_.saved("logits", memory), step.logits, *c.stream);
   add_loss(memory, step, targets);
 }
 

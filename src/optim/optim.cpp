@@ -44,14 +44,33 @@ Range shard(const FlatLayout& layout, int zero, int dp, int dp_rank) {
   return {dp_rank * part, (dp_rank + 1) * part};
 }
 
-std::vector<Range> decayed_ranges(const Architecture& a, const FlatLayout& layout, Range shard) {
-  std::vector<Range> ranges;
-  for (const FlatEntry& entry : layout.entries) {
-    if (!parameter_of(a, entry).decay) continue;
-    const Range r = within(shard, entry.offset, entry.offset + entry.elements);
+std::vector<UpdateRun> update_runs(const Architecture& a, const FlatLayout& layout, Range shard,
+                                   double layer_decay) {
+  std::vector<UpdateRun> runs;
+  const int last_layer = static_cast<int>(a.layers.size()) - 1;
+  for (size_t i = 0; i < layout.entries.size(); ++i) {
+    const FlatEntry& entry = layout.entries[i];
+    const Parameter& p = parameter_of(a, entry);
+    if (!p.is_updated()) continue;
+    const bool last = i + 1 == layout.entries.size();
+    const Range r =
+        within(shard, entry.offset, last ? layout.elements : layout.entries[i + 1].offset);
     if (r.begin >= r.end) continue;
-    if (!ranges.empty() && ranges.back().end == r.begin) ranges.back().end = r.end;
-    else ranges.push_back(r);
+    const UpdateRun run{r.begin, r.end, std::pow(layer_decay, last_layer - entry.layer),
+                        p.decay ? 1.0 : 0.0};
+    const bool alike = !runs.empty() && runs.back().end == run.begin &&
+                       runs.back().rate == run.rate && runs.back().decay == run.decay;
+    if (alike) runs.back().end = run.end;
+    else runs.push_back(run);
+  }
+  return runs;
+}
+
+std::vector<Range> joined(const std::vector<UpdateRun>& runs) {
+  std::vector<Range> ranges;
+  for (const UpdateRun& run : runs) {
+    if (!ranges.empty() && ranges.back().end == run.begin) ranges.back().end = run.end;
+    else ranges.push_back({run.begin, run.end});
   }
   return ranges;
 }
@@ -62,7 +81,7 @@ std::vector<NormPiece> norm_pieces(const Architecture& a, const FlatLayout& layo
   if (zero == 0 && coord.dp != 0) return pieces;
   for (const FlatEntry& entry : layout.entries) {
     const Parameter& p = parameter_of(a, entry);
-    if (!p.trained || (p.split == Split::replicated && coord.tp != 0)) continue;
+    if (!p.is_updated() || (p.split == Split::replicated && coord.tp != 0)) continue;
     // Padding is the tail of the local part: rows that no class has.
     int64_t held = entry.elements;
     if (p.split == Split::classes) {

@@ -174,7 +174,7 @@ class Planner {
       workspace = std::max(workspace, slot_bytes(Value::workspace, chunk));
     }
     add(Value::workspace, -1, workspace);
-    for (Value value : {Value::step_state, Value::norm_sums, Value::loss})
+    for (Value value : {Value::step_state, Value::multiplier, Value::norm_sums, Value::loss})
       add(value, -1, slot_bytes(value, -1));
   }
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "voltapile/architecture/architecture.hpp"
 #include "voltapile/base/error.hpp"
+#include "voltapile/deck/parse.hpp"
 #include "voltapile/plan/plan.hpp"
 
 namespace voltapile {
@@ -122,7 +124,7 @@ void check_homes(const Deck& deck, Faults& faults) {
                "the optimizer updates weights at their home, and memory.optimizer = \"device\" is "
                "elsewhere: set memory.optimizer to \"host\" or \"nvme\", or memory.weights to "
                "\"device\"");
-  const auto needs_dir = [&](std::string_view key, Home home) {
+  const auto needs_dir = [&](const std::string& key, Home home) {
     if (home == Home::nvme && memory.nvme_dir.empty())
       faults.add(key, "\"nvme\"",
                  "needs memory.nvme_dir, a folder on a fast disk of each machine that runs a rank");
@@ -132,12 +134,59 @@ void check_homes(const Deck& deck, Faults& faults) {
     faults.add("optimizer.moments", "\"int8\"",
                "is for an optimizer on the host: set memory.optimizer to \"host\" or \"nvme\"");
   needs_dir("memory.weights", memory.weights);
+  if (deck.optimizer.clip_norm_from == ClipNorm::previous_step && deck.precision.type == DType::f16)
+    faults.add(
+        "optimizer.clip_norm_from", "\"previous_step\"",
+        "a step whose f16 gradients overflow could not be skipped any more: use \"this_step\", "
+        "or precision.type \"bf16\" or \"f32\"");
+}
+
+// The name that a pattern without a match is likely to stand for.
+std::string likely_name(const std::string& pattern, const std::vector<std::string>& names) {
+  const std::string similar = nearest(pattern, names);
+  if (!similar.empty()) return similar;
+  const auto common = [&](const std::string& name) {
+    const size_t most = std::min(pattern.size(), name.size());
+    return std::mismatch(pattern.begin(), pattern.begin() + static_cast<std::ptrdiff_t>(most),
+                         name.begin())
+               .first -
+           pattern.begin();
+  };
+  return *std::max_element(
+      names.begin(), names.end(),
+      [&](const std::string& a, const std::string& b) { return common(a) < common(b); });
+}
+
+void check_freeze(const Deck& deck, Faults& faults) {
+  const std::vector<std::string>& patterns = deck.optimizer.freeze;
+  if (patterns.empty()) return;
+  const Architecture a = make_architecture(deck);
+  std::vector<std::string> names;
+  bool any_updated = false;
+  for (const Layer& layer : a.layers)
+    for (const Parameter& p : layer.parameters) {
+      names.push_back(p.name);
+      any_updated |= p.is_updated();
+    }
+  for (const std::string& pattern : patterns) {
+    const bool matches = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return is_named_by(pattern, name);
+    });
+    if (!matches)
+      faults.add("optimizer.freeze", '"' + pattern + '"',
+                 format("names no parameter of this model; the nearest is \"{}\"",
+                        likely_name(pattern, names)));
+  }
+  if (!any_updated)
+    faults.add("optimizer.freeze", "[\"" + join(patterns, "\", \"") + "\"]",
+               "leaves nothing to train: leave the head out, say with \"blocks.*\"");
 }
 
 }  // namespace
 
-void Faults::add(std::string_view key, std::string_view value, std::string_view text) {
-  lines_.push_back(format("{}{}{} = {}: {}", path_, path_.empty() ? "" : ": ", key, value, text));
+void Faults::add(const std::string& key, std::string_view value, std::string_view text) {
+  const std::string place = deck_.path.empty() ? "" : deck_.place(key) + ": ";
+  lines_.push_back(format("{}{} = {}: {}", place, key, value, text));
 }
 
 void Faults::throw_if_any() const {
@@ -151,6 +200,7 @@ void check_numbers(const Deck& deck, int world_size, Faults& faults) {
   check_chunks(deck, faults);
   check_sequence(deck, faults);
   check_homes(deck, faults);
+  check_freeze(deck, faults);
 }
 
 }  // namespace voltapile

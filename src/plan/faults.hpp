@@ -10,17 +10,17 @@ namespace voltapile {
 
 class Faults {
  public:
-  explicit Faults(std::string path) : path_(std::move(path)) {}
+  explicit Faults(const Deck& deck) : deck_(deck) {}
   // `key` = "section.key", `value` as the deck has it, `text` what is wrong and what would be
   // right.
-  void add(std::string_view key, std::string_view value, std::string_view text);
+  void add(const std::string& key, std::string_view value, std::string_view text);
   // A message that names its place itself.
   void add(std::string text) { lines_.push_back(std::move(text)); }
   bool empty() const { return lines_.empty(); }
   void throw_if_any() const;  // Error(bad_input), one line a fault
 
  private:
-  std::string path_;
+  const Deck& deck_;
   std::vector<std::string> lines_;
 };
 

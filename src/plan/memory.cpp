@@ -63,6 +63,7 @@ size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk_
     case Value::step_state:
     case Value::norm_sums:
     case Value::loss: return kControlBytes;
+    case Value::multiplier: return 0;
     default: break;
   }
   if (chunk_number < 0) return 0;

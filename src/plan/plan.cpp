@@ -239,7 +239,7 @@ int ranks_of(const Deck& deck) {
 
 Plan make_plan(const Deck& deck, int world_size) {
   const auto& p = deck.parallel;
-  Faults faults(deck.path);
+  Faults faults(deck);
   check_numbers(deck, world_size, faults);
 
   Plan plan;
@@ -248,7 +248,8 @@ Plan make_plan(const Deck& deck, int world_size) {
   const int64_t unit = deck.batch.micro * p.data;
   plan.train.shape = {cyclic_chunks(p.pipeline, p.chunks),
                       static_cast<int>(std::max<int64_t>(1, deck.batch.global / unit)),
-                      deck.memory.homes()};
+                      deck.memory.homes(),
+                      deck.optimizer.clip_norm_from == ClipNorm::previous_step};
   plan.train.samples_per_step = deck.batch.global;
   std::vector<Program> compute = compute_programs(deck, plan.train.shape, faults);
   faults.throw_if_any();

@@ -67,6 +67,7 @@ std::string_view name_of(Value value) {
     case Value::state: return "state";
     case Value::norm_sums: return "norm_sums";
     case Value::step_state: return "step_state";
+    case Value::multiplier: return "multiplier";
     case Value::workspace: return "workspace";
     case Value::loss: return "loss";
   }
@@ -89,6 +90,7 @@ bool is_persistent(Value value, const Homes& homes) {
     case Value::state: return homes.optimizer != Home::nvme;
     case Value::norm_sums:
     case Value::step_state:
+    case Value::multiplier:
     case Value::workspace:
     case Value::loss: return true;
     default: return false;
@@ -207,12 +209,13 @@ std::vector<Operand> operands(const Instruction& instruction, const ChunkTable& 
     case Op::norm:
       list.update(Value::norm_sums);
       list.update(Value::loss);
-      list.update(Value::step_state);
+      // What forward reads of the state is then the same in every step.
+      list.update(rules.early_updates ? Value::multiplier : Value::step_state);
       break;
     case Op::load_state: list.write(Value::state, chunk); break;
     case Op::save_state: list.read(Value::state, chunk); break;
     case Op::update:
-      list.read(Value::step_state);
+      list.read(rules.early_updates ? Value::multiplier : Value::step_state);
       list.update(Value::state, chunk);
       if (rules.homes.optimizer == Home::device) {
         list.read(Value::reduced, chunk);

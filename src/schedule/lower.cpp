@@ -1,11 +1,10 @@
-#include <algorithm>
-
 #include "voltapile/base/error.hpp"
 #include "voltapile/schedule/schedule.hpp"
 
 #include "global_order.hpp"
 #include "homes.hpp"
 #include "shape.hpp"
+#include "step_end.hpp"
 
 namespace voltapile {
 
@@ -36,49 +35,6 @@ Program with_loads(const Program& program, int chunk) {
     result.push_back(instruction);
   }
   return result;
-}
-
-// A chunk's gradients leave when its last backward is issued.
-Program with_reductions(const Program& program, const ScheduleShape& shape) {
-  std::vector<size_t> last(static_cast<size_t>(shape.chunks.chunks()), program.size());
-  for (size_t i = 0; i < program.size(); ++i)
-    if (is_backward(program[i].op)) last[static_cast<size_t>(program[i].chunk)] = i;
-  Program result;
-  for (size_t i = 0; i < program.size(); ++i) {
-    result.push_back(program[i]);
-    if (!is_backward(program[i].op) || last[static_cast<size_t>(program[i].chunk)] != i) continue;
-    result.push_back(closing(Op::reduce_gradients, Lane::dp, program[i].chunk));
-    if (shape.homes.optimizer != Home::device)
-      result.push_back(closing(Op::offload_gradients, Lane::d2h, program[i].chunk));
-  }
-  return result;
-}
-
-// Updates come in the order in which the next step's forward wants the weights.
-void add_updates(Program& program, const LowerOptions& options, const Homes& homes) {
-  std::vector<int> order;
-  for (const Instruction& instruction : program)
-    if (instruction.op == Op::forward &&
-        std::find(order.begin(), order.end(), instruction.chunk) == order.end())
-      order.push_back(instruction.chunk);
-  program.push_back(closing(Op::norm, Lane::dp));
-  const bool on_device = homes.optimizer == Home::device, on_disk = homes.optimizer == Home::nvme;
-  const auto load = [&](size_t at) {
-    if (on_disk && at < order.size())
-      program.push_back(closing(Op::load_state, Lane::disk, order[at]));
-  };
-  load(0);
-  for (size_t at = 0; at < order.size(); ++at) {
-    const int chunk = order[at];
-    load(at + 1);
-    program.push_back(closing(Op::update, on_device ? Lane::compute : Lane::host, chunk));
-    if (on_disk) program.push_back(closing(Op::save_state, Lane::disk, chunk));
-    if (homes.weights == Home::nvme)
-      program.push_back(closing(Op::save_weights, Lane::disk, chunk));
-    if (homes.weights != Home::device) continue;  // fetched when they are needed
-    if (!on_device) program.push_back(closing(Op::fetch_weights, Lane::h2d, chunk));
-    if (options.gather_shards) program.push_back(closing(Op::gather_weights, Lane::dp, chunk));
-  }
 }
 
 void check_compute_only(const std::vector<Program>& compute, const ScheduleShape& shape) {
@@ -117,8 +73,7 @@ std::vector<Program> lower(const std::vector<Program>& compute, const ScheduleSh
     if (!options.training) continue;
     if (shape.homes.activations != ActivationStore::working)
       program = with_stores(program, shape.homes);
-    program = with_reductions(program, shape);
-    add_updates(program, options, shape.homes);
+    program = with_step_end(program, shape, options);
   }
   return programs;
 }

@@ -172,10 +172,12 @@ void check_operands(const std::vector<Program>& programs, int rank, const Schedu
     }
     if (i.op == Op::reduce_gradients) reduced.insert(i.chunk);
     if (i.op == Op::norm) normed = true;
-    if (i.op == Op::update && !normed) fault("comes before norm");
+    if (i.op == Op::update && normed == shape.early_updates)
+      fault(normed ? "comes after norm, which changes what it reads" : "comes before norm");
     if (i.op == Op::update) updated.insert(i.chunk);
     const bool brings_back = i.op == Op::gather_weights || i.op == Op::fetch_weights;
-    if (brings_back && rules.training && normed && !updated.contains(i.chunk))
+    const bool at_end = shape.early_updates ? shape.homes.weights == Home::device : normed;
+    if (brings_back && rules.training && at_end && !updated.contains(i.chunk))
       fault("comes before update of its chunk");
     if (i.lane != Lane::compute) continue;
     if (rebuilt && !((i.op == Op::backward || i.op == Op::backward_input) &&

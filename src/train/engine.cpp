@@ -15,7 +15,8 @@ Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
       kernels(context_.device().kernels()),
       rules{plan.deck.optimizer.betas[0], plan.deck.optimizer.betas[1], plan.deck.optimizer.eps,
             plan.deck.optimizer.weight_decay},
-      training(phase_.training) {
+      training(phase_.training),
+      early_updates(phase_.shape.early_updates) {
   if (!training) {
     own_arena = std::make_unique<Arena>(context.arena(),
                                         phase.buffers[static_cast<size_t>(context.coord().pp)]);
@@ -24,6 +25,7 @@ Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
 
   // The ring of states and the vectors that norm sums, and host copies of what a step leaves.
   host_states = device.allocate_host(kRing * sizeof(StepState), "step results");
+  host_updates = device.allocate_host(kRing * sizeof(StepState), "step results");
   host_inputs = device.allocate_host(kRing * sizeof(StepInputs), "step inputs");
   host_votes = device.allocate_host(kRing * sizeof(double), "votes");
   states = reinterpret_cast<StepState*>(arena->at(Value::step_state, -1, -1));
@@ -65,7 +67,8 @@ Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
                                   training ? chunk.segment_layers : 0, training});
     if (!training) continue;
     const Range own = context.shard(number);
-    parts.decayed = decayed_ranges(plan.architecture, chunk.parameters, own);
+    parts.runs = update_runs(plan.architecture, chunk.parameters, own, deck.optimizer.layer_decay);
+    parts.updated = joined(parts.runs);
     parts.pieces = norm_pieces(plan.architecture, chunk.parameters, own, plan.mesh, context.coord(),
                                deck.optimizer.zero);
     parts.partial =
@@ -120,6 +123,10 @@ Clocked& Engine::Impl::clock_of(size_t instruction, size_t ring) const {
 }
 
 StepState* Engine::Impl::state(int64_t step) const { return states + step % kRing; }
+
+StepState* Engine::Impl::host_update(int64_t step) const {
+  return reinterpret_cast<StepState*>(host_updates.data()) + step % kRing;
+}
 
 void Engine::Impl::issue(const StepInputs* inputs, const BatchMemory& batch, int64_t valid,
                          Votes votes) {
@@ -176,7 +183,7 @@ void Engine::set_state(const StepState& state) {
   impl_->issued = impl_->waited = impl_->first_step = state.inputs.step;
   impl_->first_shown = impl_->end_shown = state.inputs.step;
   auto* host = reinterpret_cast<StepState*>(impl_->host_states.data());
-  for (int i = 0; i < kRing; ++i) host[i] = state;
+  for (int i = 0; i < kRing; ++i) *impl_->host_update(i) = host[i] = state;
   Stream& compute = impl_->device.stream(Lane::compute);
   impl_->device.copy(impl_->states, host, kRing * sizeof(StepState), compute);
   impl_->device.wait_on_host(impl_->device.record(compute));
@@ -256,6 +263,11 @@ StepState Engine::next_state() const {
   impl_->device.copy(host, impl_->state(impl_->waited), sizeof(StepState), stream);
   impl_->device.wait_on_host(impl_->device.record(stream));
   return *host;
+}
+
+void Engine::keep_logits(TensorView logits) {
+  VP_CHECK(!impl_->training && logits.shape.dims() == 3, "logits of a training step are asked for");
+  impl_->logits = logits;
 }
 
 Engine::Totals Engine::take_totals() {

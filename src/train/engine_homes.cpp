@@ -10,7 +10,7 @@ static_assert(StoredTensor::kBlock == kQuantiseBlock, "the plan's sizes are the 
 
 void Engine::Impl::update(int chunk, Lane lane, Stream& stream) {
   if (lane == Lane::host) {
-    const int ring = static_cast<int>(issued % kRing);
+    const auto ring = static_cast<size_t>(issued % kRing);
     stream.run_on_host([this, chunk, ring] { update_on_host(chunk, ring); });
     return;
   }
@@ -19,25 +19,29 @@ void Engine::Impl::update(int chunk, Lane lane, Stream& stream) {
   kernels.adamw(context.reduced(chunk), master, context.state(chunk, StatePart::m),
                 context.state(chunk, StatePart::v),
                 context.weights(chunk).slice_flat(own.begin, own.end),
-                chunks[static_cast<size_t>(chunk)].decayed, rules, state(issued), stream);
-  if (const TensorView average = context.state(chunk, StatePart::ema))
-    kernels.average(master, plan.deck.optimizer.ema, state(issued), average, stream);
+                chunks[static_cast<size_t>(chunk)].runs, rules, state(issued), stream);
+  const TensorView average = context.state(chunk, StatePart::ema);
+  if (!average) return;
+  for (const Range& part : chunks[static_cast<size_t>(chunk)].updated)
+    kernels.average(master.slice_flat(part.begin, part.end), plan.deck.optimizer.ema, state(issued),
+                    average.slice_flat(part.begin, part.end), stream);
 }
 
-void Engine::Impl::update_on_host(int chunk, int ring) {
+void Engine::Impl::update_on_host(int chunk, size_t ring) {
   if (plan.deck.memory.optimizer == Home::host) context.hold().wait(chunk);
-  host::adamw(context.host_pool(),
-              {.gradients = context.host_gradients(chunk),
-               .master = context.state(chunk, StatePart::master),
-               .m = context.state(chunk, StatePart::m),
-               .v = context.state(chunk, StatePart::v),
-               .moments = context.moments(chunk),
-               .ema = context.state(chunk, StatePart::ema),
-               .ema_decay = plan.deck.optimizer.ema,
-               .weights = context.host_weights(chunk),
-               .decayed = chunks[static_cast<size_t>(chunk)].decayed,
-               .rules = rules,
-               .state = reinterpret_cast<const StepState*>(host_states.data()) + ring});
+  StepState state = *host_update(static_cast<int64_t>(ring));
+  state.inputs = reinterpret_cast<const StepInputs*>(host_inputs.data())[ring];
+  host::adamw(context.host_pool(), {.gradients = context.host_gradients(chunk),
+                                    .master = context.state(chunk, StatePart::master),
+                                    .m = context.state(chunk, StatePart::m),
+                                    .v = context.state(chunk, StatePart::v),
+                                    .moments = context.moments(chunk),
+                                    .ema = context.state(chunk, StatePart::ema),
+                                    .ema_decay = plan.deck.optimizer.ema,
+                                    .weights = context.host_weights(chunk),
+                                    .runs = chunks[static_cast<size_t>(chunk)].runs,
+                                    .rules = rules,
+                                    .state = &state});
 }
 
 void Engine::Impl::offload_gradients(int chunk, Stream& stream) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <map>
 
@@ -39,11 +40,17 @@ struct BoundInstruction {
 // What one chunk needs besides its memory.
 struct ChunkParts {
   std::unique_ptr<ChunkModel> model;
-  std::vector<Range> decayed;     // relative to the shard
-  std::vector<NormPiece> pieces;  // relative to the shard
-  std::vector<Range> partial;     // gradients to be summed over the tensor axis
-  StoredLayout stored;            // where activations are not left as they are
+  std::vector<UpdateRun> runs;  // relative to the shard, as all of these
+  std::vector<Range> updated;   // the same, joined
+  std::vector<NormPiece> pieces;
+  std::vector<Range> partial;  // gradients to be summed over the tensor axis
+  StoredLayout stored;         // where activations are not left as they are
 };
+
+// What finish_norm leaves in a state: all but the inputs, which are copied there when a step is
+// issued, perhaps at the same time.
+inline constexpr size_t kDecidedAt = sizeof(StepInputs);
+static_assert(offsetof(StepState, loss_scale) == kDecidedAt);
 
 // When an instruction ran, marked by its lane.
 struct Clocked {
@@ -74,7 +81,8 @@ struct Engine::Impl {
   void reduce_gradients(int chunk, Stream& stream);
   void norm(Stream& stream, Votes votes);
   void update(int chunk, Lane lane, Stream& stream);
-  void update_on_host(int chunk, int ring);
+  void update_on_host(int chunk, size_t ring);
+  StepState* host_update(int64_t step) const;
   void gather_weights(int chunk, Stream& stream);
   void fetch_weights(int chunk, Stream& stream);
   void offload_gradients(int chunk, Stream& stream);
@@ -94,7 +102,7 @@ struct Engine::Impl {
   Device& device;
   Kernels& kernels;
   AdamW rules;
-  bool training;
+  bool training, early_updates;
   std::unique_ptr<Arena> own_arena;  // evaluation's view of the same memory
   const Arena* arena;
   std::vector<ChunkParts> chunks;  // by chunk number; empty for foreign ones
@@ -106,11 +114,13 @@ struct Engine::Impl {
   std::array<Tickets, kLaneCount>
       waited_for{};  // by waiting lane: what it has been made to wait for already
 
-  Buffer host_states, host_inputs, host_votes, host_clocks;
+  // host_updates: what finish_norm decided for updates on the host.
+  Buffer host_states, host_updates, host_inputs, host_votes, host_clocks;
   StepState* states = nullptr;  // kRing of them, on the device
   // On the device. `summed` is what norm adds up over the world: slots, then the ranks' votes.
   // `loss` is this rank's, until norm takes it.
   TensorView slots, summed, first_bad, loss, correct;
+  TensorView logits;  // (micro-batches, B, L), where they are kept
   std::array<Event, kRing> step_end;
   int64_t issued = 0, waited = 0, first_step = 0;
   bool shows_lanes = false;

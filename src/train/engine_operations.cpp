@@ -72,6 +72,11 @@ MicroStep Engine::Impl::micro_step(int chunk, int micro, int64_t valid) const {
   if (chunk == phase.shape.chunks.last()) {
     step.loss = loss;
     if (!training) step.correct = correct;
+    if (logits) {
+      const int64_t samples = logits.shape[1], classes = logits.shape[2];
+      step.logits = logits.slice_flat(micro * samples * classes, (micro + 1) * samples * classes)
+                        .reshaped({samples, classes});
+    }
   }
   return step;
 }
@@ -214,6 +219,7 @@ void Engine::Impl::norm(Stream& stream, Votes votes) {
       .clip = deck.optimizer.clip,
       .dynamic_scale = deck.precision.type == DType::f16 && !deck.precision.loss_scale,
       .growth_interval = deck.precision.growth_interval,
+      .for_next = early_updates,
   };
   kernels.finish_norm(slots, first_bad, rules, state(issued), state(issued + 1), stream);
   const auto ring = static_cast<size_t>(issued % kRing);
@@ -224,6 +230,10 @@ void Engine::Impl::norm(Stream& stream, Votes votes) {
   kernels.fill(first_bad, kNoBadParameter, stream);
   device.copy(reinterpret_cast<StepState*>(host_states.data()) + ring, state(issued),
               sizeof(StepState), stream);
+  const int64_t updated = issued + (early_updates ? 1 : 0);
+  device.copy(reinterpret_cast<std::byte*>(host_update(updated)) + kDecidedAt,
+              reinterpret_cast<const std::byte*>(state(updated)) + kDecidedAt,
+              sizeof(StepState) - kDecidedAt, stream);
   step_end[ring] = device.record(stream);
 }
 

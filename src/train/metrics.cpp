@@ -24,7 +24,7 @@ namespace voltapile {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Record = std::variant<TrainRecord, EvalRecord>;
+using Record = std::variant<TrainRecord, EvalRecord, RewindRecord>;
 
 // Not-a-number and infinity have no JSON: they are written as null and read as NaN.
 double number(const Json& json, const char* key) {
@@ -51,6 +51,15 @@ std::string line_of(const EvalRecord& r) {
              .dump() +
          "\n";
 }
+std::string line_of(const RewindRecord& r) {
+  return Json{{"kind", "rewind"},
+              {"step", r.step},
+              {"from_step", r.from_step},
+              {"rewinds", r.rewinds},
+              {"cause", r.cause}}
+             .dump() +
+         "\n";
+}
 
 std::optional<Record> parse_line(const std::string& line) {
   try {
@@ -66,6 +75,9 @@ std::optional<Record> parse_line(const std::string& line) {
       return EvalRecord{json.at("step"), number(json, "loss"), number(json, "top1"),
                         number(json, "top5"), json.at("samples")};
     }
+    if (kind == "rewind")
+      return RewindRecord{json.at("step"), json.at("from_step"), json.at("rewinds"),
+                          json.at("cause")};
   } catch (const Json::exception&) {}
   return std::nullopt;
 }
@@ -124,6 +136,7 @@ MetricLines read_metrics(const std::filesystem::path& run_dir) {
     if (!record) continue;
     if (const auto* train = std::get_if<TrainRecord>(&*record)) lines.train.push_back(*train);
     if (const auto* eval = std::get_if<EvalRecord>(&*record)) lines.eval.push_back(*eval);
+    if (const auto* back = std::get_if<RewindRecord>(&*record)) lines.rewinds.push_back(*back);
   }
   return lines;
 }
@@ -137,17 +150,6 @@ int64_t last_recorded_step(const std::filesystem::path& run_dir) {
       last = std::max(last, std::get<TrainRecord>(*record).step);
   }
   return last;
-}
-
-int64_t skipped_before(const std::filesystem::path& run_dir, int64_t step) {
-  std::ifstream in(run_dir / "metrics.jsonl", std::ios::binary);
-  int64_t skipped = 0;
-  for (std::string line; std::getline(in, line);) {
-    const auto record = parse_line(line);
-    const auto* train = record ? std::get_if<TrainRecord>(&*record) : nullptr;
-    if (train != nullptr && train->step <= step) skipped = train->skipped ? skipped + 1 : 0;
-  }
-  return skipped;
 }
 
 struct Metrics::Impl {
@@ -303,6 +305,7 @@ Metrics::~Metrics() {
 
 void Metrics::add(const TrainRecord& record) { impl_->add(record); }
 void Metrics::add(const EvalRecord& record) { impl_->add(record); }
+void Metrics::add(const RewindRecord& record) { impl_->add(record); }
 void Metrics::publish() { impl_->publish(); }
 
 }  // namespace voltapile

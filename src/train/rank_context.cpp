@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "voltapile/device/host/memory.hpp"
 #include "voltapile/train/engine.hpp"
 
 namespace voltapile {
@@ -24,6 +25,14 @@ void gather_from(const RankContext& context, int chunk, const void* shard) {
   device.wait_on_host(device.record(stream));
 }
 
+// For the optimizer on the host: beside the rank's GPU, whose copies then stay on one socket.
+std::unique_ptr<ThreadPool> make_host_pool(const Plan& plan, const Device& device, int threads) {
+  if (plan.deck.memory.optimizer == Home::device) return std::make_unique<ThreadPool>(1);
+  const std::string gpu = device.pci_address();
+  return gpu.empty() ? std::make_unique<ThreadPool>(threads)
+                     : std::make_unique<ThreadPool>(threads, host::cpus_near(gpu));
+}
+
 }  // namespace
 
 RankContext::RankContext(const Plan& plan, Device& device, Links& links, int rank, int threads)
@@ -31,8 +40,7 @@ RankContext::RankContext(const Plan& plan, Device& device, Links& links, int ran
       device_(device),
       links_(links),
       coord_(plan.mesh.coord(rank)),
-      host_pool_(
-          std::make_unique<ThreadPool>(plan.deck.memory.optimizer == Home::device ? 1 : threads)),
+      host_pool_(make_host_pool(plan, device, threads)),
       arena_(device, plan.train.buffers[static_cast<size_t>(coord_.pp)], *host_pool_),
       on_disk_(plan.chunks.size()) {
   for (int chunk = 0; chunk < static_cast<int>(plan.chunks.size()); ++chunk) {

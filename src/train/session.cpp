@@ -23,19 +23,23 @@ bool has_test_part(const Deck& deck) {
 
 int reading_threads(const Deck& deck) { return std::max(1, deck.data.workers); }
 
-OpenedSource open_source_everywhere(const Plan& plan, Communicator& world, Part part) {
+OpenedSource open_everywhere(const Plan& plan, Communicator& world,
+                             const std::function<std::shared_ptr<const Source>()>& open) {
   OpenedSource opened;
-  if (part == Part::test && !has_test_part(plan.deck)) return opened;
   agree(world, [&] {
-    if (reads_pictures(plan, world.rank()) || reads_labels(plan, world.rank())) {
-      opened.source = open_source(plan.deck, part);
-    }
+    if (reads_pictures(plan, world.rank()) || reads_labels(plan, world.rank()))
+      opened.source = open();
   });
   for (const std::string& text :
        world.gather_text(std::to_string(opened.source == nullptr ? 0 : opened.source->size()))) {
     opened.samples = std::max<int64_t>(opened.samples, std::stoll(text));
   }
   return opened;
+}
+
+OpenedSource open_source_everywhere(const Plan& plan, Communicator& world, Part part) {
+  if (part == Part::test && !has_test_part(plan.deck)) return {};
+  return open_everywhere(plan, world, [&] { return open_source(plan.deck, part); });
 }
 
 BatchRing make_ring(const RankContext& context, const Phase& phase, int batches) {
@@ -104,33 +108,40 @@ Evaluator::Evaluator(RankContext& context, OpenedSource test)
   engine_.keep_lane_states();
 }
 
-std::vector<LaneState> Evaluator::lane_states() const {
-  std::vector<LaneState> states = engine_.lane_states();
+std::vector<LaneState> evaluation_lanes(const Engine& engine) {
+  std::vector<LaneState> states = engine.lane_states();
   for (LaneState& state : states) state.what = "evaluation's " + state.what;
   return states;
+}
+
+std::vector<LaneState> Evaluator::lane_states() const { return evaluation_lanes(engine_); }
+
+std::unique_ptr<Loader> make_evaluation_loader(const RankContext& context,
+                                               const OpenedSource& samples, const BatchRing& ring) {
+  if (samples.source == nullptr) return nullptr;
+  const Plan& plan = context.plan();
+  const Deck::Model& model = plan.deck.model;
+  const int64_t per_step = plan.eval.samples_per_step, per_rank = per_step / plan.mesh.dp;
+  return std::make_unique<Loader>(samples.source,
+                                  LoaderOptions{.seed = plan.deck.run.seed,
+                                                .shuffle = false,
+                                                .channels = model.channels,
+                                                .height = model.image[0],
+                                                .width = model.image[1],
+                                                .samples_per_step = per_step,
+                                                .rank_offset = context.coord().dp * per_rank,
+                                                .rank_samples = per_rank,
+                                                .first_sample = 0,
+                                                .end_sample = samples.samples,
+                                                .workers = reading_threads(plan.deck)},
+                                  ring.batches);
 }
 
 EvalRecord Evaluator::run(int64_t step) {
   const Plan& plan = context_.plan();
   const int64_t per_step = plan.eval.samples_per_step, per_rank = per_step / plan.mesh.dp;
   const int64_t steps = (test_.samples + per_step - 1) / per_step;
-  std::unique_ptr<Loader> loader;
-  if (test_.source != nullptr) {
-    const Deck::Model& model = plan.deck.model;
-    loader = std::make_unique<Loader>(test_.source,
-                                      LoaderOptions{.seed = plan.deck.run.seed,
-                                                    .shuffle = false,
-                                                    .channels = model.channels,
-                                                    .height = model.image[0],
-                                                    .width = model.image[1],
-                                                    .samples_per_step = per_step,
-                                                    .rank_offset = context_.coord().dp * per_rank,
-                                                    .rank_samples = per_rank,
-                                                    .first_sample = 0,
-                                                    .end_sample = test_.samples,
-                                                    .workers = reading_threads(plan.deck)},
-                                      ring_.batches);
-  }
+  const std::unique_ptr<Loader> loader = make_evaluation_loader(context_, test_, ring_);
   for (int64_t i = 0; i < steps; ++i) {
     const int64_t first = i * per_step + context_.coord().dp * per_rank;
     const int64_t valid = std::clamp<int64_t>(test_.samples - first, 0, per_rank);

@@ -2,6 +2,7 @@
 // it depends.
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct OpenedSource {
   std::shared_ptr<const Source> source;  // null where this rank reads neither pictures nor labels
   int64_t samples = 0;
 };
+OpenedSource open_everywhere(const Plan& plan, Communicator& world,
+                             const std::function<std::shared_ptr<const Source>()>& open);
 OpenedSource open_source_everywhere(const Plan& plan, Communicator& world, Part part);
 
 // Whether the deck names pictures to evaluate on.
@@ -35,6 +38,12 @@ struct BatchRing {
   std::vector<BatchMemory> batches;
 };
 BatchRing make_ring(const RankContext& context, const Phase& phase, int batches);
+// Fills `ring`, made for the evaluation phase, with every sample once; null where this rank reads
+// none.
+std::unique_ptr<Loader> make_evaluation_loader(const RankContext& context,
+                                               const OpenedSource& samples, const BatchRing& ring);
+// What the lanes of an engine that evaluates are at.
+std::vector<LaneState> evaluation_lanes(const Engine& engine);
 
 // CPU threads of one rank: run.threads, or this machine's cores divided among its ranks.
 int host_threads(const Deck& deck, Communicator& world);

@@ -7,6 +7,7 @@
 #include "voltapile/base/units.hpp"
 #include "voltapile/train/status.hpp"
 
+#include "loaded_model.hpp"
 #include "run_state.hpp"
 #include "start_up.hpp"
 #include "training.hpp"
@@ -88,6 +89,16 @@ void refuse_damage(const std::vector<std::string>& damage,
                     format("{} is damaged: {}", checkpoint.string(), join(damage, "\n  ")));
 }
 
+void warn_of_rewind(const RewindRecord& rewind, const std::optional<std::filesystem::path>& to,
+                    const Deck::Run& rules) {
+  log::warn(format("after step {} {}", rewind.from_step, rewind.cause));
+  log::warn(
+      format("rewind {} of {} (run.rewind_limit): going on from {}, with the pictures in "
+             "another order",
+             rewind.rewinds, rules.rewind_limit,
+             to ? format("{} (step {})", to->string(), rewind.step) : "the start"));
+}
+
 TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& options) {
   std::unique_ptr<Communicator>& world = ranks.world;
   Watch watch(*world, options.watch);
@@ -164,37 +175,48 @@ TrainSummary train_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& 
       make_plan_links(plan, std::move(world), *device, transport.transport);
   const Watch::Subject watched = observe(watch, links), given_up = give_up_with(watch, *device);
   std::unique_ptr<RankContext> context;
-  std::unique_ptr<Training> training;
   agree(control, [&] {
     context =
         std::make_unique<RankContext>(plan, *device, links, rank, host_threads(plan.deck, control));
-    training = std::make_unique<Training>(plan, control, *context, watch, options, folder.get(),
-                                          run_dir / "checkpoints", data, test, total);
   });
-  TrainSummary summary = or_abort(ranks, *device, [&] {
-    return training->run(stored ? std::optional(stored->folder) : std::nullopt);
-  });
-  summary.run_dir = run_dir.string();
-  return summary;
+  std::optional<std::filesystem::path> from;
+  if (stored) from = stored->folder;
+  std::optional<RewindRecord> rewind;
+  for (;;) {
+    std::unique_ptr<Training> training;
+    agree(control, [&] {
+      training = std::make_unique<Training>(plan, control, *context, watch, options, folder.get(),
+                                            run_dir / "checkpoints", data, test, total);
+    });
+    try {
+      TrainSummary summary = or_abort(ranks, *device, [&] { return training->run(from, rewind); });
+      summary.run_dir = run_dir.string();
+      return summary;
+    } catch (const Diverged& diverged) {
+      training.reset();  // with what it still writes
+      from = shared([&] {
+        return rewind_checkpoints(run_dir / "checkpoints", diverged.last_good(), control);
+      });
+      rewind = diverged.rewind();
+      rewind->step = from ? read_run_state(*from).step : 0;
+      if (folder) warn_of_rewind(*rewind, from, plan.deck.run);
+    }
+  }
 }
 
-EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& options,
-                       const CheckpointNamer& checkpoint_of) {
+void with_checkpoint_on(Ranks& ranks, const DeckLoader& load, const TrainOptions& options,
+                        const OpenPictures& open, const CheckpointNamer& checkpoint_of,
+                        const Prepare& prepare) {
   std::unique_ptr<Communicator>& world = ranks.world;
   Watch watch(*world, options.watch);
   Plan plan;
   agree(*world, [&] {
     plan = make_plan(load(), world->size());
     if (options.check) options.check(plan);
-    if (!has_test_part(plan.deck)) {
-      throw Error(ExitCode::bad_input, format("{}: there is nothing to evaluate on: data.test (or "
-                                              "data.synthetic_test) is empty",
-                                              plan.deck.path));
-    }
   });
   introduce(watch, plan);
   compare_programs(plan, *world, options.facts);
-  const OpenedSource test = open_source_everywhere(plan, *world, Part::test);
+  const OpenedSource pictures = open(plan, *world);
   RunState stored;
   std::filesystem::path checkpoint;
   agree(*world, [&] {
@@ -215,19 +237,18 @@ EvalRecord evaluate_on(Ranks& ranks, const DeckLoader& load, const TrainOptions&
       make_plan_links(plan, std::move(world), *device, transport.transport);
   const Watch::Subject watched = observe(watch, links), given_up = give_up_with(watch, *device);
   std::unique_ptr<RankContext> context;
-  std::unique_ptr<Evaluator> evaluator;
+  std::optional<LoadedModel> model;
+  std::function<void()> work;
   agree(control, [&] {
     context = std::make_unique<RankContext>(plan, *device, links, rank);
-    evaluator = std::make_unique<Evaluator>(*context, test);
+    model.emplace(LoadedModel{*context, control, watch, pictures, checkpoint, stored});
+    work = prepare(*model);
     restore(*context, checkpoint, Restore::weights);
   });
-  const Watch::Subject lanes =
-      watch.observe([&evaluator](RankState& state) { state.lanes = evaluator->lane_states(); });
   const StageScope stage(watch, Stage::evaluation);
-  return or_abort(ranks, *device, [&] {
-    const EvalRecord record = evaluator->run(stored.step);
+  or_abort(ranks, *device, [&] {
+    work();
     control.barrier();  // as at the end of training
-    return record;
   });
 }
 
@@ -253,10 +274,12 @@ TrainSummary train(const DeckLoader& load, std::unique_ptr<Communicator> world,
   return in_step(std::move(world), [&](Ranks& ranks) { return train_on(ranks, load, options); });
 }
 
-EvalRecord evaluate(const DeckLoader& load, std::unique_ptr<Communicator> world,
-                    const TrainOptions& options, const CheckpointNamer& checkpoint_of) {
-  return in_step(std::move(world),
-                 [&](Ranks& ranks) { return evaluate_on(ranks, load, options, checkpoint_of); });
+void with_checkpoint(const DeckLoader& load, std::unique_ptr<Communicator> world,
+                     const TrainOptions& options, const OpenPictures& open,
+                     const CheckpointNamer& checkpoint_of, const Prepare& prepare) {
+  in_step(std::move(world), [&](Ranks& ranks) {
+    with_checkpoint_on(ranks, load, options, open, checkpoint_of, prepare);
+  });
 }
 
 }  // namespace voltapile

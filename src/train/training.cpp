@@ -15,8 +15,10 @@ namespace voltapile {
 
 namespace {
 
-// Steps in a row without a finite gradient after which going on is pointless.
-constexpr int kSkipLimit = 50;
+// After each rewind the pictures come in the order, and with the augmentation, of another seed.
+uint64_t data_seed(const Deck& deck, int64_t rewinds) {
+  return deck.run.seed + static_cast<uint64_t>(rewinds);
+}
 
 }  // namespace
 
@@ -29,11 +31,15 @@ void Training::begin() {
   for (const std::string& note : notes) log::info("    " + note);
 }
 
-void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
+void Training::start(const std::optional<std::filesystem::path>& checkpoint,
+                     const std::optional<RewindRecord>& rewind) {
   StepState state;
   const Deck& deck = plan_.deck;
   state.loss_scale = first_loss_scale(deck.precision);
+  state.multiplier = 1 / state.loss_scale;  // no norm is known yet
   agree(control_, [&] {
+    const MetricLines lines = read_metrics(saver_.checkpoints().parent_path());
+    rewinds_ = rewind ? rewind->rewinds : rewinds_before(lines, 0);
     if (!checkpoint) return begin();
     restore(context_, *checkpoint, Restore::everything);
     const RunState stored = read_run_state(*checkpoint);
@@ -45,17 +51,20 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
     }
     state.adam_step = stored.adam_step;
     state.skipped_steps = stored.skipped_steps;
+    if (stored.multiplier)
+      state.multiplier = *stored.multiplier * (stored.loss_scale / state.loss_scale);
     samples_ = stored.samples;
     saved_ = whole_ = stored.step;
-    // Else a job that starts again after each failure would step over the limit.
-    skipped_in_a_row_ = skipped_before(checkpoint->parent_path().parent_path(), stored.step);
+    // The checkpoint knows of what went before it, the lines of a return to it.
+    if (!rewind) rewinds_ = std::max(stored.rewinds, rewinds_before(lines, stored.step));
+    divergence_.take_over(lines, stored.step);
   });
   first_step_ = issued_ = waited_ = state.inputs.step;
   engine_.set_state(state);
   if (data_.source != nullptr) {
     const int64_t per_rank = deck.batch.global / plan_.mesh.dp;
     loader_ = std::make_unique<Loader>(data_.source,
-                                       LoaderOptions{.seed = deck.run.seed,
+                                       LoaderOptions{.seed = data_seed(deck, rewinds_),
                                                      .shuffle = true,
                                                      .flip = deck.data.flip,
                                                      .shift = deck.data.shift,
@@ -74,6 +83,10 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint) {
     metrics_ = std::make_unique<Metrics>(
         folder_->path(), issued_,
         goes_on(Attempt::one_of_many) ? LineFault::waits : LineFault::ends_run);
+    if (rewind) {
+      metrics_->add(*rewind);
+      publish_metrics(Attempt::one_of_many);
+    }
     if (!options_.quiet) {
       progress_ =
           std::make_unique<Progress>(issued_, total_, deck.run.log_every, output_is_terminal());
@@ -104,18 +117,37 @@ void Training::show_wait_for_save(RankState& state) const {
       lane.what += " (which waits until the checkpoint has that chunk's state)";
 }
 
-void Training::report_skip(const StepState& state) {
-  const std::string where = parameter_name(plan_.architecture, state.bad_parameter);
-  if (++skipped_in_a_row_ >= kSkipLimit) {
-    throw SharedError(ExitCode::failure, format("{} steps in a row had a gradient that is not "
-                                                "finite, first in {}, at loss scale {}; lower "
-                                                "optimizer.lr or raise optimizer.warmup_steps",
-                                                skipped_in_a_row_, where, state.loss_scale));
-  }
-  if (leads()) {
+void Training::judge(const TrainRecord& record, const StepState& state) {
+  const std::string where =
+      record.skipped ? parameter_name(plan_.architecture, state.bad_parameter) : "";
+  const auto verdict = divergence_.judge(record, where);
+  if (verdict) give_up(*verdict);
+  if (record.skipped && leads()) {
     log::warn(format("step {} skipped: the gradient of {} is not finite (loss scale {})",
-                     state.inputs.step + 1, where, state.loss_scale));
+                     record.step, where, record.loss_scale));
   }
+}
+
+void Training::give_up(const DivergenceJudge::Verdict& verdict) {
+  const Deck::Run& rules = plan_.deck.run;
+  engine_.drain();
+  const std::string bad = find_bad_weights(context_, control_);
+  const std::string cause =
+      format("the run has diverged: {}; {}", verdict.cause,
+             bad.empty() ? "all weights are finite" : "not finite are " + bad);
+  if (rules.on_divergence == OnDivergence::rewind && rewinds_ < rules.rewind_limit) {
+    // The weights of a checkpoint are known to be good once a step with them was.
+    throw Diverged(std::max<int64_t>(verdict.first_step - 2, 0),
+                   {.from_step = waited_, .rewinds = rewinds_ + 1, .cause = cause});
+  }
+  throw SharedError(
+      ExitCode::failure,
+      format("{}{}. Lower optimizer.lr or raise optimizer.warmup_steps{}", cause,
+             rewinds_ > 0 ? format(", after {} rewinds (run.rewind_limit)", rewinds_) : "",
+             rules.on_divergence == OnDivergence::stop
+                 ? "; run.on_divergence = \"rewind\" would go back to the last good checkpoint "
+                   "and take the pictures in another order"
+                 : ""));
 }
 
 const BatchMemory& Training::next_batch() {
@@ -158,8 +190,7 @@ void Training::finish_step() {
   watch_.step_done(waited_, first ? 0 : record.seconds);
   if (first) watch_.set_stage(Stage::training);
   summary_.loss = record.loss;
-  if (record.skipped) report_skip(result.state);
-  else skipped_in_a_row_ = 0;
+  judge(record, result.state);
   if (!leads()) return;
   metrics_->add(record);
   if (saver_.saved() != nullptr) announce(*saver_.saved());
@@ -282,6 +313,9 @@ void Training::save(Attempt attempt) {
                      .good_steps = state.good_steps,
                      .adam_step = state.adam_step,
                      .skipped_steps = state.skipped_steps,
+                     .multiplier = plan_.train.shape.early_updates ? std::optional(state.multiplier)
+                                                                   : std::nullopt,
+                     .rewinds = rewinds_,
                      .deck = write_deck(plan_.deck)};
   agree(control_, [&] {
     publish_metrics(attempt);
@@ -303,8 +337,9 @@ bool Training::time_is_short() const {
   return now_seconds() - options_.began + needed > *plan_.deck.run.walltime_seconds;
 }
 
-TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoint) {
-  start(checkpoint);
+TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoint,
+                           const std::optional<RewindRecord>& rewind) {
+  start(checkpoint, rewind);
   watch_.step_done(waited_, 0);
   watch_.set_stage(Stage::first_step);
   const Deck& deck = plan_.deck;
@@ -342,6 +377,7 @@ TrainSummary Training::run(const std::optional<std::filesystem::path>& checkpoin
   control_.barrier();
   if (progress_) progress_->finish();
   summary_.steps = waited_;
+  summary_.rewinds = rewinds_;
   summary_.code = finished ? ExitCode::done : ExitCode::stopped_early;
   timers_.add(engine_.last_timers());
   summary_.timers = timers_;

@@ -8,6 +8,7 @@
 #include "voltapile/train/run_folder.hpp"
 #include "voltapile/train/trainer.hpp"
 
+#include "divergence.hpp"
 #include "integrity.hpp"
 #include "recorder.hpp"
 #include "saver.hpp"
@@ -29,6 +30,7 @@ class Training {
         data_(std::move(data)),
         total_(total),
         engine_(context, plan.train),
+        divergence_(plan.deck.run, !plan.train.shape.early_updates),
         ring_(make_ring(context, plan.train, plan.batches_held())),
         saver_(context, *context.links().checkpoint, std::move(checkpoints), options.before_write) {
     if (test.samples > 0) evaluator_.emplace(context, std::move(test));
@@ -38,13 +40,17 @@ class Training {
     watched_ = watch.observe([this](RankState& state) { look(state); });
   }
 
-  TrainSummary run(const std::optional<std::filesystem::path>& checkpoint);
+  // `rewind`: what led back to `checkpoint`, or without one to the start. Diverged when the deck
+  // wants the run to go back.
+  TrainSummary run(const std::optional<std::filesystem::path>& checkpoint,
+                   const std::optional<RewindRecord>& rewind);
 
  private:
   void look(RankState& state) const;  // from the watch's thread
   void show_wait_for_save(RankState& state) const;
   const BatchMemory& next_batch();
-  void start(const std::optional<std::filesystem::path>& checkpoint);
+  void start(const std::optional<std::filesystem::path>& checkpoint,
+             const std::optional<RewindRecord>& rewind);
   void begin();  // a new run's weights
   void finish_step();
   void evaluate();         // where the deck has a test part
@@ -65,7 +71,8 @@ class Training {
     engine_.drain();
   }
   bool leads() const { return folder_ != nullptr; }
-  void report_skip(const StepState& state);
+  void judge(const TrainRecord& record, const StepState& state);
+  [[noreturn]] void give_up(const DivergenceJudge::Verdict& verdict);
 
   const Plan& plan_;
   Communicator& control_;
@@ -76,6 +83,7 @@ class Training {
   OpenedSource data_;
   int64_t total_;
   Engine engine_;
+  DivergenceJudge divergence_;
   std::optional<Evaluator> evaluator_;
   BatchRing ring_;
   Saver saver_;
@@ -89,7 +97,7 @@ class Training {
   // Steps of checkpoints: begun last, whole last, told of last; and whose failure was told of last.
   int64_t saved_ = -1, whole_ = -1, announced_ = -1, warned_ = -1;
   int64_t samples_ = 0;
-  int64_t skipped_in_a_row_ = 0;
+  int64_t rewinds_ = 0;  // of the whole run: it gives the order of the data
   bool stop_ = false, save_voted_ = false;
   double began_ = 0, last_save_at_ = 0, last_step_at_ = 0, longest_step_ = 0, longest_save_ = 0;
   TrainSummary summary_;

@@ -167,6 +167,7 @@ class Benchmark {
     task.m = m_;
     task.v = v_;
     task.weights = a.weights;
+    task.runs = {&run_, 1};
     task.rules.weight_decay = 0.01;
     task.state = &state_;
     timed.push_back({group, "adamw", bytes, [this, task] { adamw(pool_, task); }, {}});
@@ -196,6 +197,7 @@ class Benchmark {
   }
 
   int64_t n_;
+  UpdateRun run_ = {0, n_, 1, 1};
   ThreadPool pool_;
   StepState state_;
   std::vector<Buffer> arrays_;

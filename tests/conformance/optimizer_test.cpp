@@ -125,6 +125,41 @@ TEST_P(Optimizer, a_finite_step_clips_and_lets_the_scale_grow_on_time) {
   EXPECT_EQ(read_state(next).loss_scale, 2048) << "not beyond max_scale";
 }
 
+TEST_P(Optimizer, a_norm_for_the_next_step_leaves_its_own_updates_and_the_scale_alone) {
+  StepState state;
+  state.loss_scale = 2;
+  state.good_steps = 5;
+  state.adam_step = 17;
+  state.multiplier = 0.75;
+  StepState* current = place(state);
+  StepState ahead;
+  ahead.loss_scale = 2;
+  ahead.good_steps = 99;
+  ahead.skip = 1;
+  StepState* next = place(ahead);
+  const Tensor slots = given(DType::f64, {4}, {64, 0, 30, 12}),
+               bad = given(DType::i32, {1}, {INT_MAX});
+  NormRules rules;
+  rules.clip = 1;
+  rules.for_next = true;
+  kernels().finish_norm(slots, bad, rules, current, next, stream());
+  const StepState done = read_state(current), after = read_state(next);
+  EXPECT_DOUBLE_EQ(done.grad_norm, 4);
+  EXPECT_DOUBLE_EQ(done.loss, 2.5);
+  EXPECT_EQ(done.multiplier, 0.75);
+  EXPECT_EQ(done.skip, 0);
+  EXPECT_DOUBLE_EQ(after.multiplier, 1 / (4 + 1e-6) / 2);
+  EXPECT_EQ(after.skip, 0);
+  EXPECT_EQ(after.adam_step, 18);
+  EXPECT_EQ(after.loss_scale, 2);
+  EXPECT_EQ(after.good_steps, 99);
+  // What is not finite is reported; the updates were done.
+  const Tensor worse = given(DType::f64, {4}, {NAN, 1, 30, 12}), name = given(DType::i32, {1}, {6});
+  kernels().finish_norm(worse, name, rules, current, next, stream());
+  EXPECT_EQ(read_state(current).skip, 1);
+  EXPECT_EQ(read_state(current).bad_parameter, 6);
+}
+
 TEST_P(Optimizer, a_step_that_overflowed_is_skipped_and_halves_the_scale) {
   for (const Norm norm : {Norm{9, 1}, Norm{INFINITY}, Norm{NAN}}) {
     StepState state;
@@ -149,8 +184,17 @@ TEST_P(Optimizer, a_step_that_overflowed_is_skipped_and_halves_the_scale) {
   }
 }
 
-TEST_P(Optimizer, adamw_follows_the_published_rule) {
-  const std::vector<Range> decayed = {{0, 70}, {100, 101}, {128, 40000}};
+// The run that holds element i, or null.
+const UpdateRun* run_of(const std::vector<UpdateRun>& runs, int64_t i) {
+  for (const UpdateRun& run : runs)
+    if (run.begin <= i && i < run.end) return &run;
+  return nullptr;
+}
+
+TEST_P(Optimizer, adamw_follows_the_published_rule_in_runs_and_leaves_the_rest) {
+  const std::vector<UpdateRun> runs = {{0, 70, 1, 1},        {70, 90, 1, 0},
+                                       {100, 101, 0.5, 1},   {128, 131, 1, 0},
+                                       {131, 30000, 0.1, 1}, {32000, 39000, 3, 0}};
   AdamW rules;
   rules.weight_decay = 0.05;
   const int64_t n = 40100;
@@ -164,34 +208,39 @@ TEST_P(Optimizer, adamw_follows_the_published_rule) {
     state.inputs.learning_rate = 0.01;
     state.adam_step = 2;
     state.multiplier = 0.5;
-    kernels().adamw(g, master, m, second, w, decayed, rules, place(state), stream());
+    kernels().adamw(g, master, m, second, w, runs, rules, place(state), stream());
     Values p = master.values, first = m.values, squares = second.values;
     for (int64_t i = 0; i < n; ++i) {
-      bool decays = false;
-      for (const Range& r : decayed) decays |= r.begin <= i && i < r.end;
-      const double gradient = 0.5 * g[i];
-      if (decays) p[i] *= 1 - 0.01 * 0.05;
+      const UpdateRun* const run = run_of(runs, i);
+      if (run == nullptr) continue;
+      const double gradient = 0.5 * g[i], lr = 0.01 * run->rate;
+      p[i] *= 1 - lr * 0.05 * run->decay;
       first[i] = 0.9 * first[i] + (1 - 0.9) * gradient;
       squares[i] = 0.999 * squares[i] + (1 - 0.999) * gradient * gradient;
-      p[i] -= 0.01 * first[i] / (1 - std::pow(0.9, 3)) /
+      p[i] -= lr * first[i] / (1 - std::pow(0.9, 3)) /
               (std::sqrt(squares[i] / (1 - std::pow(0.999, 3))) + 1e-8);
     }
     expect_near(m, first, "m");
     expect_near(second, squares, "v");
     expect_near(master, p, "master");
     expect_near(w, p, "weights");
+    for (const auto& [now, before] :
+         {std::pair(read(m), m.values), std::pair(read(second), second.values),
+          std::pair(read(master), master.values)})
+      for (int64_t i = 0; i < n; ++i)
+        if (run_of(runs, i) == nullptr) ASSERT_EQ(now[i], before[i]) << "frozen " << i;
     const Tensor rounded = given(type(), {n}, read(master));
     expect_equal(w, rounded.values, "weights are the master's numbers rounded");
   }
 }
 
-// One launch over hundreds of tensors: decay begins and ends anywhere, and so do shards.
-TEST_P(Optimizer, adamw_decays_the_given_ranges_alone_in_a_shard_at_any_offset) {
-  std::vector<Range> decayed;
+// One launch over hundreds of tensors: runs begin and end anywhere, and so do shards.
+TEST_P(Optimizer, adamw_changes_the_given_runs_alone_in_a_shard_at_any_offset) {
+  std::vector<UpdateRun> runs;
   int64_t n = 0;
   for (int i = 0; i < 300; ++i) {
     const int64_t begin = n + i % 5, end = begin + (i % 50 == 0 ? 5000 : 1 + i * 7 % 61);
-    decayed.push_back({begin, end});
+    runs.push_back({begin, end, 1.0 / (1 + i % 3), static_cast<double>(i % 5 != 0)});
     n = end + (i % 4 == 0 ? 0 : i % 11);
   }
   n += 6001;
@@ -210,11 +259,11 @@ TEST_P(Optimizer, adamw_decays_the_given_ranges_alone_in_a_shard_at_any_offset) 
     const auto shard = [&, from = offset](const Tensor& t) {
       return t.view.slice_flat(from, from + n);
     };
-    kernels().adamw(shard(g), shard(master), shard(m), shard(v), shard(w), decayed, rules, placed,
+    kernels().adamw(shard(g), shard(master), shard(m), shard(v), shard(w), runs, rules, placed,
                     stream());
     Values wanted = master.values, weights = w.values;
-    for (const Range& r : decayed)
-      for (int64_t i = r.begin; i < r.end; ++i) wanted[offset + i] *= 0.75;
+    for (const UpdateRun& r : runs)
+      for (int64_t i = r.begin; i < r.end; ++i) wanted[offset + i] *= 1 - 0.25 * r.rate * r.decay;
     expect_near(master, wanted, "master");
     const Values rounded = given(type(), {n + 8}, read(master)).values;
     for (int64_t i = offset; i < offset + n; ++i) weights[i] = rounded[i];
@@ -234,8 +283,9 @@ TEST_P(Optimizer, adamw_keeps_weights_of_the_accumulate_type_in_the_master) {
   state.inputs.learning_rate = 0.01;
   state.multiplier = 1;
   const StepState* placed = place(state);
-  kernels().adamw(g, master, m, v, master, {}, AdamW{}, placed, stream());
-  kernels().adamw(g, apart, m2, v2, w, {}, AdamW{}, placed, stream());
+  const std::vector<UpdateRun> runs = {{0, 4000}, {4500, n}};
+  kernels().adamw(g, master, m, v, master, runs, AdamW{}, placed, stream());
+  kernels().adamw(g, apart, m2, v2, w, runs, AdamW{}, placed, stream());
   expect_equal(master, read(apart), "in one place and in two");
   expect_equal(w, read(apart), "weights");
 }
@@ -260,7 +310,8 @@ TEST_P(Optimizer, adamw_leaves_everything_alone_when_the_step_is_skipped) {
   StepState state;
   state.inputs.learning_rate = 0.1;
   state.skip = 1;
-  kernels().adamw(g, master, m, v, w, {}, AdamW{}, place(state), stream());
+  const std::vector<UpdateRun> runs = {{0, 33, 1, 1}};
+  kernels().adamw(g, master, m, v, w, runs, AdamW{}, place(state), stream());
   expect_equal(master, master.values, "master");
   expect_equal(m, m.values, "m");
   expect_equal(v, v.values, "v");

@@ -1,56 +1,38 @@
 """The job scripts under a real Slurm: what a job does when nobody watches it."""
 
 import os
-import pathlib
 import random
 import re
 import shutil
 import signal
 import subprocess
-import tempfile
-import time
 
-import numpy as np
 import pytest
 
-from conftest import BINARY, DECK, FULL, ROOT, Program, is_running, losses, metrics
-from test_resume import tensors
+from conftest import DECK, FULL, ROOT, Program, losses, metrics
+from slurm_jobs import (
+    ENDED,
+    LAUNCHERS,
+    Queue,
+    assert_same,
+    empty_at_the_end,
+    recorded,
+    started_slurm,
+    wait_for_steps,
+    wait_until,
+    why_not,
+)
 
 STEPS = 400
 LONG = DECK.replace("steps = 12", f"steps = {STEPS}").replace("every_steps = 4", "every_steps = 25")
 ENDLESS = ["run.steps=1000000", "checkpoint.every_steps=0"]
-FIXTURE = ROOT / "tests" / "support" / "slurm_fixture.sh"
-NEEDED = ["slurmctld", "slurmd", "munged", "sbatch", "setpriv"]
-ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"}
-
-
-os.environ["PATH"] += os.pathsep + "/usr/sbin"  # where Debian keeps daemons
-
-
-def why_not():
-    missing = [name for name in NEEDED if shutil.which(name) is None]
-    if missing:
-        return f"no Slurm on this machine ({', '.join(missing)} not found)"
-    if os.geteuid() != 0:
-        return "Slurm's daemons need root here"
-    return ""
-
-
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 @pytest.fixture(scope="session")
 def slurm():
-    """Its environment; the folder's name is short, since sockets lie in it."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="vp_slurm_"))
-    try:
-        subprocess.run([FIXTURE, "start", folder], check=True, timeout=60)
-        script = f". {folder}/env.sh && env -0"
-        text = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
-        yield dict(line.split("=", 1) for line in text.stdout.split("\0") if "=" in line)
-    finally:
-        subprocess.run([FIXTURE, "stop", folder], timeout=60)
-        shutil.rmtree(folder, ignore_errors=True)
+    with started_slurm() as environment:
+        yield environment
 
 
 @pytest.fixture(scope="session")
@@ -61,113 +43,10 @@ def unbroken(tmp_path_factory):
     return program.folder / "runs/small"
 
 
-class Queue:
-    def __init__(self, program, environment):
-        self.program = program
-        self.folder = program.folder
-        # A restart's pause is for a cluster, not for a test.
-        program.environment.update(environment, VOLTAPILE_PAUSE="1", VOLTAPILE=BINARY)
-        self.jobs = []
-
-    def call(self, *words):
-        done = subprocess.run(
-            [str(word) for word in words],
-            cwd=self.folder,
-            env=self.program.environment,
-            text=True,
-            capture_output=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-        return done.stdout.strip()
-
-    def submit(self, deck, *changes, more=(), **settings):
-        """By `voltapile submit`; returns the job's number."""
-        words = [word for text in changes for word in ("--set", text)]
-        words += [f"--more={word}" for word in ("--parsable", *more)]
-        self.program.environment.update(settings)
-        out = self.program.good("submit", deck, "--time", "20m", "--go", *words)
-        self.jobs.append(out.split()[-1])
-        return self.jobs[-1]
-
-    def sbatch(self, *words):
-        """By hand, where submit would not ask for such a job."""
-        self.jobs.append(self.call("sbatch", "--parsable", *words))
-        return self.jobs[-1]
-
-    def preempt(self):
-        """A short job of the partition above, for which nothing is free."""
-        return self.sbatch("--partition=high", "--ntasks=8", "--output=/dev/null", "--wrap=true")
-
-    def show(self, job):
-        text = self.call("scontrol", "show", "job", "-o", job)
-        return dict(re.findall(r"(\w+)=(\S*)", text))
-
-    def state(self, job):
-        return self.show(job)["JobState"]
-
-    def restarts(self, job):
-        return int(self.show(job)["Restarts"])
-
-    def wait(self, job, *states):
-        wait_until(lambda: self.state(job) in (states or ENDED), f"job {job}", self)
-        return self.state(job)
-
-    def output(self):
-        return "".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
-
-    def ranks(self):
-        """Process ids of all ranks that were started in this test's folder."""
-        found = []
-        for entry in pathlib.Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and (entry / "comm").read_text().strip() == "voltapile":
-                    if os.readlink(entry / "cwd") == str(self.folder) and is_running(entry.name):
-                        if b"train" in (entry / "cmdline").read_bytes().split(b"\0"):
-                            found.append(int(entry.name))
-            except OSError:
-                continue
-        return sorted(found)
-
-
 @pytest.fixture
 def queue(slurm, tmp_path):
-    queue = Queue(Program(tmp_path), slurm)
-    yield queue
-    for job in queue.jobs:
-        subprocess.run(["scancel", job], env=queue.program.environment)
-    wait_until(lambda: not queue.call("squeue", "-h"), "an empty queue", queue)
-    assert queue.ranks() == [], "ranks outlived their job"
-
-
-def wait_until(condition, what, queue, patience=900):
-    end = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}:\n{queue.output()}"
-        time.sleep(0.05)
-
-
-def recorded(run):
-    try:
-        return (run / "metrics.jsonl").read_text().count('"train"')
-    except FileNotFoundError:
-        return 0
-
-
-def wait_for_steps(queue, run, count):
-    """More steps than `count`, while ranks run that may make them."""
-    wait_until(lambda: recorded(run) > count and queue.ranks(), f"step {count}", queue)
-
-
-def assert_same(run, unbroken):
-    assert losses(run) == losses(unbroken)
-    ours, theirs = tensors(run), tensors(unbroken)
-    assert ours.keys() == theirs.keys() and len(ours) > 50
-    for name in theirs:
-        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
-
-
-LAUNCHERS = ["srun", "mpirun"]
+    with empty_at_the_end(Queue(Program(tmp_path), slurm)) as queue:
+        yield queue
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS if FULL else ["srun"])
@@ -284,12 +163,10 @@ def test_a_launcher_that_reports_success_is_not_believed(queue, unbroken):
     commands = queue.folder / "commands"
     commands.mkdir()
     srun, real = commands / "srun", shutil.which("srun")
-    srun.write_text(
-        f"""#!/bin/sh
+    srun.write_text(f"""#!/bin/sh
 case "$*" in *" train "*) [ -e {commands}/lied ] || {{ touch {commands}/lied; exit 0; }};; esac
 exec {real} "$@"
-"""
-    )
+""")
     srun.chmod(0o755)
     path = f"{commands}:{os.environ['PATH']}"
     job = queue.submit(queue.program.deck(LONG), PATH=path)

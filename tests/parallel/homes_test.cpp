@@ -101,6 +101,84 @@ TEST(Homes, SkipTheSameStepsInF16) {
         reference, weights);
 }
 
+// Clipping by the norm of the step before is one rule at every home, exact through an interruption,
+// and no other than clipping where nothing is clipped.
+TEST(Homes, ClipByThePreviousNormAlikeAndResumeExactly) {
+  Folder folder;
+  int number = 0;
+  const std::vector<std::string> early{"optimizer.clip_norm_from=\"previous_step\"",
+                                       "memory.gradients=\"f32\"", "optimizer.clip=0.5"};
+  for (const auto& layout : layouts()) {
+    const RunOutcome reference = run(folder, number, with(layout, early));
+    const RunOutcome exact = run(folder, number, with(layout, {"optimizer.clip=0.5"}));
+    EXPECT_EQ(reference.losses.front(), exact.losses.front());
+    EXPECT_NE(reference.losses.back(), exact.losses.back()) << "nothing was clipped";
+    for (const char* optimizer : {"host", "nvme"})
+      for (const char* weights : {"device", "host", "nvme"}) {
+        if (!testing::full_tests() && number % 3 != 0 && number++) continue;
+        const std::vector<std::string> homes{
+            format("memory.optimizer=\"{}\"", optimizer), format("memory.weights=\"{}\"", weights),
+            format("memory.nvme_dir=\"{}\"", folder.path().string())};
+        expect_same_bits(run(folder, number, with(with(layout, early), homes)), reference,
+                         join(layout, " ") + " " + join(homes, " "));
+      }
+  }
+  const std::vector<std::string> loose{"optimizer.clip=0", "memory.optimizer=\"host\"",
+                                       "memory.gradients=\"f32\""};
+  expect_same_bits(run(folder, number, with(loose, {early.front()})), run(folder, number, loose),
+                   "without clipping");
+
+  const auto train = [&](const std::string& name, std::vector<std::string> more) {
+    more.insert(more.end(), {"checkpoint.at_end=true", "optimizer.schedule=\"constant\"",
+                             format("run.name=\"{}\"", name)});
+    return run_as_threads(testing::kSmallDeck, with(early, more), folder.path());
+  };
+  const RunOutcome whole = train("whole", {"run.steps=7", "memory.optimizer=\"host\""});
+  train("broken", {"run.steps=3", "memory.optimizer=\"host\""});
+  const RunOutcome rest = train("broken", {"run.steps=7"});
+  ASSERT_EQ(rest.losses.size(), 4u);
+  EXPECT_EQ(rest.losses.back(), whole.losses.back());
+  EXPECT_EQ(rest.summary.evaluation->loss, whole.summary.evaluation->loss);
+}
+
+// With so small a clip, and eps so large, all but the first step leave the weights where they are.
+TEST(Homes, TheFirstStepIsNotClippedByANormThatIsNotKnown) {
+  Folder folder;
+  int number = 0;
+  const std::vector<std::string> tiny{
+      "optimizer.clip=1e-12",           "optimizer.eps=0.99",       "optimizer.betas=[0.0, 0.0]",
+      "optimizer.weight_decay=0.0",     "optimizer.warmup_steps=0", "optimizer.lr=1.0",
+      "optimizer.schedule=\"constant\""};
+  const auto evaluated = [&](int steps, const std::string& rule) {
+    return run(folder, number,
+               with(tiny, {format("run.steps={}", steps),
+                           format("optimizer.clip_norm_from=\"{}\"", rule)}))
+        .summary.evaluation->loss;
+  };
+  const double untrained = evaluated(1, "this_step");
+  EXPECT_NEAR(evaluated(5, "this_step"), untrained, 1e-6);
+  const double once = evaluated(1, "previous_step");
+  EXPECT_GT(std::abs(once - untrained), 1e-3);
+  EXPECT_NEAR(evaluated(5, "previous_step"), once, 1e-6);
+}
+
+TEST(Homes, AGradientThatIsNotFiniteEndsARunThatUpdatedBeforeItWasKnown) {
+  Folder folder;
+  int number = 0;
+  try {
+    run(folder, number,
+        {"optimizer.clip_norm_from=\"previous_step\"", "memory.optimizer=\"host\"",
+         "optimizer.lr=1000.0", "optimizer.weight_decay=1000.0", "optimizer.warmup_steps=0",
+         "run.steps=20"});
+    FAIL() << "it went on";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_EQ(error.code(), ExitCode::failure);
+    EXPECT_NE(text.find("is not finite"), std::string::npos) << text;
+    EXPECT_NE(text.find("\"this_step\""), std::string::npos) << text;
+  }
+}
+
 // Averages are part of the state: the same at every home, kept by checkpoints, and what evaluation
 // sees; training itself does not notice them.
 TEST(Homes, AveragedWeightsAreEvaluatedAndOutliveAnInterruption) {

@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-SOURCE_FOLDERS = ("src", "include", "cuda_kernels", "tests", "tools", "jobscripts", "input_decks")
+SOURCE_FOLDERS = ("src", "include", "cuda_kernels", "tests", "tools", "jobscripts", "input_decks",
+                  "packaging")
 CPP = {".cpp", ".hpp", ".h", ".c", ".cu", ".cuh"}
 CHECKED = CPP | {".py", ".sh", ".sbatch", ".toml"}
 MOST_LINES, MOST_COLUMNS = 400, 100

@@ -56,7 +56,9 @@ inline Deck sample_deck() {
                  .schedule = LearningRateSchedule::constant,
                  .zero = 0,
                  .moments = MomentStore::f32,
-                 .ema = 0};
+                 .ema = 0,
+                 .freeze = {},
+                 .layer_decay = 1};
   d.memory = {.checkpoint_every = std::nullopt,
               .recompute = Recompute::none,
               .activations = ActivationStore::working,

@@ -1,18 +1,27 @@
 #!/usr/bin/env bash
 # A real Slurm on one machine, without systemd: munged, slurmctld and slurmd of its own, with
 # pretended CPUs and GPUs, a preemptible partition `low` and a partition `high` above it.
+# More nodes than one are network namespaces, joined by a bridge: each has a name, an address and a
+# /dev/shm of its own, and shares the files, as the nodes of a cluster do.
 #
 #   slurm_fixture.sh start FOLDER   writes FOLDER/env.sh, to be sourced by whoever uses it
 #   slurm_fixture.sh stop FOLDER    ends exactly the processes that start began
 #
-# FOLDER is absolute and short: sockets lie in it. Needs root, slurm-wlm, slurm-client and munge.
-# SLURM_FIXTURE_CPUS (8) and SLURM_FIXTURE_GPUS (4) are what it pretends to have.
+# FOLDER is absolute and short: sockets lie in it. Needs root, slurm-wlm, slurm-client and munge;
+# for several nodes iproute2 and the right to make networks.
+# SLURM_FIXTURE_CPUS (8) and SLURM_FIXTURE_GPUS (4) are what a node pretends to have,
+# SLURM_FIXTURE_NODES (1) is how many there are.
 set -euo pipefail
 
 command=${1:?start or stop} folder=${2:?a folder}
-cpus=${SLURM_FIXTURE_CPUS:-8} gpus=${SLURM_FIXTURE_GPUS:-4}
+cpus=${SLURM_FIXTURE_CPUS:-8} gpus=${SLURM_FIXTURE_GPUS:-4} count=${SLURM_FIXTURE_NODES:-1}
 host=$(uname -n)
 host=${host%%.*}
+nodes=("$host")
+# Interfaces may have 15 characters, so a folder's are named after its digest.
+network=vp$(cksum <<<"$folder" | cut -d ' ' -f 1)
+network=${network:0:9}
+subnet=''
 
 # wait_for SECONDS COMMAND...
 wait_for() {
@@ -39,14 +48,61 @@ stop() {
       wait_for 20 no_job
     ) 2>/dev/null || true
   fi
-  local file process
-  for file in slurmd slurmctld munge/munged; do
-    [ -s "$folder/$file.pid" ] || continue
-    process=$(cat "$folder/$file.pid")
+  local file process name
+  for file in "$folder"/slurmd-*.pid "$folder"/{slurmctld,munge/munged}.pid; do
+    [ -s "$file" ] || continue
+    process=$(cat "$file")
     kill "$process" 2>/dev/null || true
     wait_for 5 gone "$process" || kill -9 "$process" 2>/dev/null || true
-    rm -f "$folder/$file.pid"
+    rm -f "$file"
   done
+  if [ -s "$folder/network" ]; then
+    while read -r name; do ip netns delete "$name" || true; done <"$folder/network"
+    ip link delete "${network}b" || true
+    rm -f "$folder/network"
+  fi
+}
+
+# A bridge, and a namespace with an address on it for each node: SUBNET.1, SUBNET.11, ...
+start_network() {
+  local i space
+  for ((i = 1; i < 255; ++i)); do
+    subnet=10.77.$i
+    [ -n "$(ip -o address show to "$subnet.0/24")" ] || break
+  done
+  nodes=()
+  ip link add "${network}b" type bridge
+  ip address add "$subnet.1/24" dev "${network}b"
+  ip link set "${network}b" up
+  printf '127.0.0.1 localhost\n%s.1 %s\n' "$subnet" "$host" >"$folder/hosts"
+  for ((i = 0; i < count; ++i)); do
+    space=${network}n$i
+    ip netns add "$space"
+    echo "$space" >>"$folder/network"
+    ip link add "${network}v$i" type veth peer name eth0 netns "$space"
+    ip link set "${network}v$i" master "${network}b" up
+    ip -n "$space" address add "$(address_of $i)/24" dev eth0
+    ip -n "$space" link set eth0 up
+    ip -n "$space" link set lo up
+    nodes+=("node$i")
+    echo "$(address_of $i) node$i" >>"$folder/hosts"
+  done
+}
+
+address_of() { [ "$count" = 1 ] && echo 127.0.0.1 || echo "$subnet.$((11 + $1))"; }
+
+start_node() { # NUMBER
+  if [ "$count" = 1 ]; then
+    slurmd -f "$folder/slurm.conf"
+    return
+  fi
+  # Not by `ip netns exec`, whose new /sys has no control groups.
+  # shellcheck disable=SC2016 # for the inner shell
+  nsenter --net="/run/netns/${network}n$1" unshare --uts --mount sh -e -c '
+    hostname "$1"
+    mount -t tmpfs none /dev/shm
+    mount --bind "$2/hosts" /etc/hosts
+    slurmd -f "$2/slurm.conf"' sh "node$1" "$folder"
 }
 
 # Two ports in a row that nobody listens on.
@@ -75,7 +131,8 @@ start_munge() {
 }
 
 write_configuration() {
-  local port gres='' g
+  local port gres='' g i names
+  names=$(IFS=, && echo "${nodes[*]}")
   port=$(free_ports)
   if [ "$gpus" -gt 0 ]; then
     mkdir -p "$folder/dev"
@@ -88,7 +145,7 @@ write_configuration() {
   printf 'CgroupAutomount=no\n' >"$folder/cgroup.conf"
   cat >"$folder/slurm.conf" <<END
 ClusterName=fixture
-SlurmctldHost=$host(127.0.0.1)
+SlurmctldHost=$host(${subnet:-127.0.0}.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -98,12 +155,12 @@ CredType=cred/munge
 SlurmctldPort=$port
 SlurmdPort=$((port + 1))
 SlurmctldPidFile=$folder/slurmctld.pid
-SlurmdPidFile=$folder/slurmd.pid
+SlurmdPidFile=$folder/slurmd-%n.pid
 StateSaveLocation=$folder/state
-SlurmdSpoolDir=$folder/spool
-TmpFS=$folder/tmp
+SlurmdSpoolDir=$folder/spool/%n
+TmpFS=$folder/tmp/%n
 SlurmctldLogFile=$folder/log/slurmctld.log
-SlurmdLogFile=$folder/log/slurmd.log
+SlurmdLogFile=$folder/log/slurmd-%n.log
 GresTypes=gpu
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
@@ -116,7 +173,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
-# The node is what the line below says, whatever the machine has.
+# A node is what its line below says, whatever the machine has.
 SlurmdParameters=config_overrides
 ReturnToService=2
 JobRequeue=1
@@ -129,28 +186,36 @@ PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 SlurmdTimeout=10
 DefMemPerCPU=256
-NodeName=$host NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=64000 $gres State=UNKNOWN
-PartitionName=low Nodes=$host Default=YES MaxTime=60 PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
-PartitionName=high Nodes=$host MaxTime=60 PriorityTier=10 PreemptMode=OFF
+PartitionName=low Nodes=$names Default=YES MaxTime=60 PriorityTier=1 GraceTime=20
+PartitionName=high Nodes=$names MaxTime=60 PriorityTier=10 PreemptMode=OFF
 END
+  for ((i = 0; i < count; ++i)); do
+    printf 'NodeName=%s NodeAddr=%s CPUs=%s RealMemory=64000 %s State=UNKNOWN\n' \
+      "${nodes[i]}" "$(address_of $i)" "$cpus" "$gres" >>"$folder/slurm.conf"
+    mkdir -p "$folder/spool/${nodes[i]}" "$folder/tmp/${nodes[i]}"
+    chmod 1777 "$folder/tmp/${nodes[i]}"
+  done
   cat >"$folder/env.sh" <<END
 export SLURM_CONF=$folder/slurm.conf
 export PMIX_MCA_gds=hash PMIX_MCA_psec=native
 END
+  # Nodes share no memory.
+  [ "$count" = 1 ] || echo "export OMPI_MCA_btl=self,vader,tcp" >>"$folder/env.sh"
 }
 
 start() {
   rm -rf "${folder:?}"/{state,spool,log,munge,tmp,dev}
   mkdir -p "$folder"/{state,spool,log,tmp}
   chmod 755 "$folder"
-  chmod 1777 "$folder/tmp"
+  [ "$count" = 1 ] || start_network
   start_munge
   write_configuration
   # shellcheck disable=SC1091 # written just now
   . "$folder/env.sh"
   slurmctld -f "$folder/slurm.conf"
-  slurmd -f "$folder/slurm.conf"
-  if ! wait_for 20 sh -c 'sinfo -h -o %T | grep -qx idle'; then
+  local i
+  for ((i = 0; i < count; ++i)); do start_node "$i"; done
+  if ! wait_for 20 sh -c "sinfo -h -o '%T %D' | grep -qx 'idle $count'"; then
     tail -n 20 "$folder"/log/* >&2
     echo "Slurm did not come up; its logs are above." >&2
     return 1
@@ -158,7 +223,10 @@ start() {
 }
 
 case $command in
-  start) stop && start ;;
+  start)
+    stop
+    start
+    ;;
   stop) stop ;;
   *) echo "usage: slurm_fixture.sh start|stop FOLDER" >&2 && exit 2 ;;
 esac

@@ -44,7 +44,9 @@ struct Parameter {
   bool decay =
       false;  // weight decay applies (timm's rule: matrices only, never position or class token)
   bool trained = true;  // false: a fixed sine table, whose gradient is left zero
+  bool frozen = false;  // by optimizer.freeze: it has a gradient that nothing uses
   uint32_t id = 0;      // index over the whole model: the `item` of its random numbers
+  bool is_updated() const { return trained && !frozen; }
 };
 
 // Shape of the part of `p` that one tensor rank holds, padding included. (The qkv split keeps
@@ -97,7 +99,12 @@ struct Architecture {
   int64_t rows(const Sizes& s) const { return s.micro * tokens() / (s.sequence ? s.tp : 1); }
   int64_t local_classes(int tp) const { return (model.classes + tp - 1) / tp; }
   int64_t parameter_count() const;  // of the whole model, fixed tables left out
+  int64_t frozen_count() const;     // of those
 };
+
+// Whether a pattern of optimizer.freeze names this parameter: * stands for any characters, ? for
+// one, [abc] for one of these (fnmatch of POSIX, dots being characters like others).
+bool is_named_by(const std::string& pattern, const std::string& parameter);
 
 Architecture make_architecture(const Deck& deck);
 

@@ -20,7 +20,9 @@ struct RunState {       // everything that is not per parameter
   uint64_t seed = 0;
   double loss_scale = 1;
   int64_t good_steps = 0, adam_step = 0, skipped_steps = 0;
-  std::string deck;  // resolved, as TOML
+  std::optional<double> multiplier;  // of the next step's gradients, where it is known already
+  int64_t rewinds = 0;  // how often the run had diverged and gone back
+  std::string deck;     // resolved, as TOML
 };
 
 // One rank's piece of one parameter: elements [begin, end) of the flattened local tensor. Pieces of
@@ -93,6 +95,13 @@ struct Chosen {
 // is good, Error(bad_data). Empty without `latest`. Collective, and the same on all ranks.
 std::optional<Chosen> choose_checkpoint(const std::filesystem::path& checkpoints,
                                         Communicator& world, OnDamage on_damage);
+
+// Makes `latest` name the undamaged checkpoint of the highest step up to `last`, and removes those
+// of later steps, which belong to a course that the run gives up. Where there is none up to `last`,
+// the first later one is taken: nothing says that it is bad. Returns its folder; empty where there
+// is no checkpoint. Error(bad_data) where all are damaged. Collective, and the same on all ranks.
+std::optional<std::filesystem::path> rewind_checkpoints(const std::filesystem::path& checkpoints,
+                                                        int64_t last, Communicator& world);
 
 RunState read_run_state(const std::filesystem::path& checkpoint);
 // Reads this rank's pieces out of the whole tensors, whatever mesh wrote them; m, v and ema may be

@@ -31,6 +31,11 @@ enum class Part { train, test };
 // that this version does not read yet.
 std::shared_ptr<const Source> open_source(const Deck& deck, Part part);
 
+// Pictures of the deck's model without labels (each is then 0): an IDX file. Errors as above, with
+// `key` as what names the file.
+std::shared_ptr<const Source> open_pictures(const Deck& deck, const std::string& key,
+                                            const std::string& path);
+
 // Host memory of one step's samples of one data rank.
 struct BatchMemory {
   std::span<uint8_t>

@@ -4,6 +4,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ enum class GpuKernels { automatic, volta };
 enum class Pool { mean, token };
 enum class Position { learned, sine2d };
 enum class Recompute { none, layers, selective };
+enum class ClipNorm { this_step, previous_step };
 enum class MomentStore { f32, int8 };
 enum class GradientStore { automatic, f32, working };
 // nccl: from GPU to GPU, one rank a GPU. staged: through pinned host memory and the host's
@@ -27,6 +29,8 @@ enum class Sequence { automatic, on, off };
 enum class DataFormat { synthetic, idx, folder, tar, hdf5 };
 // What a failed save does to the run.
 enum class SaveFault { stop, go_on };
+// What a run does when it has diverged.
+enum class OnDivergence { stop, rewind };
 enum class LearningRateSchedule { constant, cosine, linear };
 
 struct Deck {
@@ -42,6 +46,10 @@ struct Deck {
     GpuKernels gpu_kernels{};
     std::optional<double> hang_timeout_seconds;  // empty = automatic
     int64_t check_every_steps{};                 // for silent corruption; 0 = never
+    int64_t skip_limit{};                        // steps skipped in a row
+    double spike_factor{};                       // on the mean of the losses before; 0 = no limit
+    OnDivergence on_divergence{};
+    int64_t rewind_limit{};
     bool operator==(const Run&) const = default;
   } run;
   struct Model {
@@ -91,8 +99,11 @@ struct Deck {
     int64_t warmup_steps{};
     LearningRateSchedule schedule{};
     int zero{};  // 0 or 1
+    ClipNorm clip_norm_from{};
     MomentStore moments{};
-    double ema{};  // how slowly the averaged weights move; 0 = none
+    double ema{};                     // how slowly the averaged weights move; 0 = none
+    std::vector<std::string> freeze;  // patterns of names of parameters that are not trained
+    double layer_decay{};             // of the learning rate, from each layer to the one below it
     bool operator==(const Optimizer&) const = default;
   } optimizer;
   struct Memory {
@@ -139,6 +150,14 @@ struct Deck {
   } trace;
 
   std::string path;  // where it was read from, for messages
+  // Of each key and section that was given: "deck.toml:3:8" or "--set". Decks that say the same are
+  // equal, wherever they say it.
+  struct Places {
+    std::map<std::string, std::string> of;
+    bool operator==(const Places&) const { return true; }
+  } places;
+  // Where `key` was given, or else where it would stand: for messages.
+  std::string place(const std::string& key) const;
   bool operator==(const Deck&) const = default;
 };
 

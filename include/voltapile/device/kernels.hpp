@@ -33,7 +33,8 @@ struct StepState {
   int64_t skipped_steps = 0;
   // decided by finish_norm of this step:
   double grad_norm = 0;   // unscaled, before clipping
-  double multiplier = 0;  // what update multiplies stored gradients with: clip factor / loss_scale
+  double multiplier = 0;  // what update multiplies stored gradients with: clip factor / loss_scale;
+                          // with NormRules::for_next decided by the step before
   double loss = 0;        // mean over the step's samples
   int32_t skip = 0;       // 1: something was not finite; update does nothing
   int32_t bad_parameter = -1;  // id of the first parameter whose gradient was not finite
@@ -44,6 +45,7 @@ struct NormRules {
   bool dynamic_scale = false;
   int64_t growth_interval = 2000;
   double max_scale = 16777216, min_scale = 1;
+  bool for_next = false;  // this norm clips the next step, which has no dynamic scale
 };
 // Slots of the vector that is summed over the world between sum_squares and finish_norm (f64 each).
 struct NormSlots {
@@ -99,9 +101,17 @@ struct Targets {
 struct AdamW {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
 };
-// Elements [begin, end) of a flat buffer that take weight decay; lists are sorted and disjoint.
+// Elements [begin, end) of a flat buffer; lists are sorted and disjoint.
 struct Range {
   int64_t begin, end;
+};
+// Elements [begin, end) of a flat buffer that adamw changes, and how; lists are sorted and
+// disjoint. What lies in no run is frozen.
+struct UpdateRun {
+  int64_t begin, end;
+  double rate = 1;   // times the step's learning rate
+  double decay = 0;  // times AdamW::weight_decay
+  bool operator==(const UpdateRun&) const = default;
 };
 // A counted piece of a flat buffer for the norm: elements of one parameter.
 struct NormPiece {
@@ -230,14 +240,16 @@ class Kernels {
   virtual void sum_squares(TensorView gradients, std::span<const NormPiece> pieces,
                            TensorView slots, TensorView first_bad, Stream&) = 0;
   // From world-summed slots: loss, grad_norm, multiplier, skip of *state; scale, counters of *next.
-  // first_bad (1) i32.
+  // With for_next the multiplier is next's, whose skip becomes 0, and its scale and good_steps are
+  // left alone. first_bad (1) i32.
   virtual void finish_norm(TensorView slots, TensorView first_bad, const NormRules&,
                            StepState* state, StepState* next, Stream&) = 0;
   // One flat buffer (or shard) of n elements: g = gradients * multiplier; AdamW (Loshchilov &
   // Hutter 2019, decoupled decay, bias correction as PyTorch) on master, m, v (acc); weights
-  // (working) = master rounded. No-op if state->skip.
+  // (working) = master rounded. What lies in no run keeps master, m and v, whatever its gradient
+  // is. No-op if state->skip.
   virtual void adamw(TensorView gradients, TensorView master, TensorView m, TensorView v,
-                     TensorView weights, std::span<const Range> decayed, const AdamW&,
+                     TensorView weights, std::span<const UpdateRun> runs, const AdamW&,
                      const StepState* state, Stream&) = 0;
 
   // average (n) acc = decay * average + (1 - decay) * x (n) acc, as one fused multiply-add of the

@@ -59,6 +59,8 @@ struct MicroStep {
   double loss_factor = 1;            // 1 / samples of the whole step
   TensorView loss;                   // (1) f64, summed losses; last chunk
   TensorView correct;  // (2) f64, top-1 and top-5; last chunk in evaluation, else empty
+  // (B, L) f32, optional: the head's output for this rank's classes, padding columns too
+  TensorView logits;
 };
 
 class ChunkModel {

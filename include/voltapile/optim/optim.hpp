@@ -21,11 +21,18 @@ double first_loss_scale(const Deck::Precision& precision);
 // zero = 1. layout.elements must be a multiple of dp.
 Range shard(const FlatLayout& layout, int zero, int dp, int dp_rank);
 
-// Pieces relative to the shard's first element, in flat order; neighbours are merged.
-std::vector<Range> decayed_ranges(const Architecture&, const FlatLayout&, Range shard);
+// What adamw does with a shard, relative to its first element, in flat order: frozen parameters and
+// fixed tables are in no run. Weight decay is for those that Parameter::decay names; the rate of
+// layer l is layer_decay^(depth + 1 - l), so the head's is 1 and each layer's below is that much
+// smaller (as the fine-tuning of BEiT, Bao et al. 2022, appendix, and of MAE, He et al. 2022, A.1).
+// Neighbours of one rule make one run; gaps of the alignment (zeros) belong to the run before them.
+std::vector<UpdateRun> update_runs(const Architecture&, const FlatLayout&, Range shard,
+                                   double layer_decay);
+// Where runs touch, one range.
+std::vector<Range> joined(const std::vector<UpdateRun>& runs);
 // Only what this rank counts in the global norm: replicated parameters on tp rank 0; with zero = 0,
-// on dp rank 0; padded class rows and fixed tables never. One piece a parameter, in flat order,
-// relative to the shard's first element.
+// on dp rank 0; padded class rows, fixed tables and frozen parameters never. One piece a parameter,
+// in flat order, relative to the shard's first element.
 std::vector<NormPiece> norm_pieces(const Architecture&, const FlatLayout&, Range shard, const Mesh&,
                                    Coord, int zero);
 

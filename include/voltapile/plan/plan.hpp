@@ -114,6 +114,7 @@ ChunkLayers layers_of(const Chunk& chunk);
 //   host_gradients        shard_elements in gradient_store
 //   state                 state_layout
 //   step_state, norm_sums, loss   kControlBytes
+//   multiplier            0: it lies in step_state
 size_t value_bytes(const Plan& plan, const Phase& phase, Value value, int chunk);
 inline constexpr size_t kControlBytes = 1024;
 

@@ -81,6 +81,8 @@ enum class Value : uint8_t {
   norm_sums,       // ()              squares and the vote of the chunks reduced so far; `norm`
                    //                 takes and clears them
   step_state,      // ()              norm, clip factor, loss scale, ...
+  multiplier,      // ()              the part of it that early updates read: norm leaves it to the
+                   //                 next step's
   workspace,       // ()              temporaries of the compute lane
   loss,            // ()              summed losses and counts; `norm` takes and clears them
 };
@@ -99,6 +101,7 @@ struct OperandRules {
                            // weight gradients)
   bool training = true;    // false: forward keeps nothing (no `saved`)
   Homes homes = {};
+  bool early_updates = false;  // an update clips by the norm of the step before, not of its own
 };
 // Values that outlive a step: every rank has them before its first instruction.
 bool is_persistent(Value value, const Homes& homes = {});

@@ -14,9 +14,10 @@ namespace voltapile {
 
 struct ScheduleShape {
   ChunkTable chunks;
-  int micros = 1;    // micro-batches of a step, per data rank
-  Homes homes = {};  // lower() inserts what they need; programs of a shape have its homes
-  OperandRules rules(bool training) const { return {true, training, homes}; }
+  int micros = 1;              // micro-batches of a step, per data rank
+  Homes homes = {};            // lower() inserts what they need; programs of a shape have its homes
+  bool early_updates = false;  // updates need not wait for their step's norm
+  OperandRules rules(bool training) const { return {true, training, homes, early_updates}; }
 };
 
 // Names accepted by build(): "gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble_h1".
@@ -46,7 +47,8 @@ struct LowerOptions {
 // chunk), norm, update, gather_weights. Every rank's result is a projection of one global order
 // over all lanes. Order of a step's end: reduce_gradients of each chunk as soon as it can, then
 // norm, then update (and gather_weights) chunk by chunk in the order in which the next step's
-// forward needs them.
+// forward needs them. With shape.early_updates an optimizer on the host begins with a chunk as soon
+// as its gradients are there, weights come back behind all updates, and norm is last.
 // shape.homes adds: with an optimizer on the host, offload_gradients after reduce_gradients, and
 // fetch_weights after update; on nvme, load_state (one chunk ahead) and save_state around update.
 // With weights elsewhere than on the device, a chunk's weights come anew for each run of compute

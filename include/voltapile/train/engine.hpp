@@ -134,6 +134,9 @@ class Engine {
   StepResult wait_for_step();
   // Evaluation: `valid` samples of this data rank's batch count.
   void issue_evaluation(const BatchMemory& batch, int64_t valid);
+  // From now on each step of an evaluation leaves the head's output in `logits`, memory of the
+  // device: (micro-batches, B, L) f32. Ranks without the last chunk leave nothing.
+  void keep_logits(TensorView logits);
   struct Totals {
     double loss = 0, top1 = 0, top5 = 0;
   };

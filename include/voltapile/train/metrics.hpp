@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace voltapile {
@@ -25,16 +26,23 @@ struct EvalRecord {
   int64_t samples = 0;
 };
 
+// A run that diverged went back.
+struct RewindRecord {
+  int64_t step = 0;       // to here
+  int64_t from_step = 0;  // the last step that had been done
+  int64_t rewinds = 0;    // of the run so far, this one included
+  std::string cause;
+};
+
 // All whole lines of run_dir/metrics.jsonl, in their order; nothing where there is no such file.
 struct MetricLines {
   std::vector<TrainRecord> train;
   std::vector<EvalRecord> eval;
+  std::vector<RewindRecord> rewinds;
 };
 MetricLines read_metrics(const std::filesystem::path& run_dir);
 // Newest train step in run_dir/metrics.jsonl; 0 where there is none.
 int64_t last_recorded_step(const std::filesystem::path& run_dir);
-// How many of the steps up to `step` were skipped in a row, `step` being the last of them.
-int64_t skipped_before(const std::filesystem::path& run_dir, int64_t step);
 
 // What add() makes of a line that cannot be written: an Error, or a warning, and the line waits in
 // memory for the next call.
@@ -51,6 +59,7 @@ class Metrics {
   // Appends a line in one write, and publishes when that is due.
   void add(const TrainRecord&);
   void add(const EvalRecord&);
+  void add(const RewindRecord&);
   // Syncs the lines to the disk and renews metrics.h5. Worth a call before a checkpoint: after a
   // power failure the lines then reach as far as the checkpoint does.
   void publish();

@@ -38,8 +38,9 @@ struct TrainOptions {
 struct TrainSummary {
   ExitCode code = ExitCode::done;
   std::string run_dir;
-  int64_t steps = 0;   // done in all, over every session of the run
-  double seconds = 0;  // of this call's training
+  int64_t steps = 0;    // done in all, over every session of the run
+  double seconds = 0;   // of this call's training, since its last rewind
+  int64_t rewinds = 0;  // over every session of the run
   double loss = 0;
   std::optional<EvalRecord> evaluation;
   bool was_finished = false;  // nothing was left to do
@@ -56,8 +57,9 @@ using CheckpointNamer = std::function<std::filesystem::path()>;
 EvalRecord evaluate(const DeckLoader& load, std::unique_ptr<Communicator> world,
                     const TrainOptions& options, const CheckpointNamer& checkpoint_of);
 
-// Runs f on every rank; if any rank threw, every rank throws the first rank's error as a
-// SharedError, so nobody waits for ever. Collective.
+// Runs f on every rank; if any rank threw, every rank throws the first such rank's error as a
+// SharedError, so nobody waits for ever. Its rank and host are named where rank 0 met no error.
+// Collective.
 void agree(Communicator& world, const std::function<void()>& f);
 
 }  // namespace voltapile

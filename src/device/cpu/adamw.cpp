@@ -16,19 +16,16 @@ constexpr int64_t kGrain = 16384;  // elements
 // For f64, which no run but a test's trains in.
 template <class G>
 void adamw_f64(ThreadPool& pool, const G* gradients, double* master, double* m, double* v,
-               double* weights, int64_t n, std::span<const Range> decayed, const AdamW& rules,
+               double* weights, int64_t n, std::span<const UpdateRun> runs, const AdamW& rules,
                const StepState& state) {
   const auto f = host::factors_of<double>(rules, state);
   for_pieces(pool, n, kGrain, [&](int64_t begin, int64_t end) {
-    auto range = std::upper_bound(decayed.begin(), decayed.end(), begin,
-                                  [](int64_t at, const Range& r) { return at < r.end; });
-    for (int64_t i = begin; i < end; ++i) {
-      while (range != decayed.end() && range->end <= i) ++range;
-      const bool inside = range != decayed.end() && range->begin <= i;
-      host::update(convert<G, double>(gradients[i]), f, inside ? f.decay : 1.0, master[i], m[i],
-                   v[i]);
-      weights[i] = master[i];
+    for (const UpdateRun& run : runs) {
+      const auto alike = host::factors_of(f, run);
+      for (int64_t i = std::max(begin, run.begin); i < std::min(end, run.end); ++i)
+        host::update(convert<G, double>(gradients[i]), f, alike, master[i], m[i], v[i]);
     }
+    std::copy(master + begin, master + end, weights + begin);
   });
 }
 
@@ -43,7 +40,7 @@ void average_all(ThreadPool& pool, const A* x, A keep, A* average, int64_t n) {
 }  // namespace
 
 void CpuKernels::adamw(TensorView gradients, TensorView master, TensorView m, TensorView v,
-                       TensorView weights, std::span<const Range> decayed, const AdamW& rules,
+                       TensorView weights, std::span<const UpdateRun> runs, const AdamW& rules,
                        const StepState* state, Stream& stream) {
   shapes::adamw(gradients, master, m, v, weights);
   VP_CHECK(weights.dtype == DType::f64 || gradients.dtype != DType::f64,
@@ -57,7 +54,7 @@ void CpuKernels::adamw(TensorView gradients, TensorView master, TensorView m, Te
       task.m = m;
       task.v = v;
       task.weights = weights;
-      task.decayed = decayed;
+      task.runs = runs;
       task.rules = rules;
       task.state = state;
       host::adamw(pool_, task);
@@ -66,7 +63,7 @@ void CpuKernels::adamw(TensorView gradients, TensorView master, TensorView m, Te
     dispatch(gradients.dtype, [&](auto tag) {
       using G = decltype(tag);
       adamw_f64(pool_, gradients.as<G>(), master.as<double>(), m.as<double>(), v.as<double>(),
-                weights.as<double>(), master.elements(), decayed, rules, *state);
+                weights.as<double>(), master.elements(), runs, rules, *state);
     });
   });
 }

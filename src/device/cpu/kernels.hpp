@@ -76,7 +76,7 @@ class CpuKernels final : public Kernels {
   void finish_norm(TensorView slots, TensorView first_bad, const NormRules&, StepState* state,
                    StepState* next, Stream& stream) override;
   void adamw(TensorView gradients, TensorView master, TensorView m, TensorView v,
-             TensorView weights, std::span<const Range> decayed, const AdamW&,
+             TensorView weights, std::span<const UpdateRun> runs, const AdamW&,
              const StepState* state, Stream& stream) override;
   void average(TensorView x, double decay, const StepState* state, TensorView average,
                Stream& stream) override;

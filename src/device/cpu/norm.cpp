@@ -66,12 +66,16 @@ void finish(const double* slots, int32_t first_bad, const NormRules& rules, Step
   state->grad_norm = std::sqrt(squares) / scale;
   // As torch.nn.utils.clip_grad_norm_ has it.
   const double clip = rules.clip > 0 ? std::min(1.0, rules.clip / (state->grad_norm + 1e-6)) : 1.0;
-  state->multiplier = skip ? 0 : clip / scale;
+  (rules.for_next ? next : state)->multiplier = skip ? 0 : clip / scale;
   state->skip = skip ? 1 : 0;
   state->bad_parameter = skip ? first_bad : -1;
 
   next->adam_step = state->adam_step + (skip ? 0 : 1);
   next->skipped_steps = state->skipped_steps + (skip ? 1 : 0);
+  if (rules.for_next) {
+    next->skip = 0;
+    return;
+  }
   int64_t good = skip ? 0 : state->good_steps + 1;
   double new_scale = scale;
   if (rules.dynamic_scale) {

@@ -201,8 +201,8 @@ void DryKernels::finish_norm(TensorView slots, TensorView first_bad, const NormR
   count("finish_norm", 0, {slots, first_bad});
 }
 void DryKernels::adamw(TensorView gradients, TensorView master, TensorView m, TensorView v,
-                       TensorView weights, std::span<const Range>, const AdamW&, const StepState*,
-                       Stream&) {
+                       TensorView weights, std::span<const UpdateRun>, const AdamW&,
+                       const StepState*, Stream&) {
   shapes::adamw(gradients, master, m, v, weights);
   count("adamw", 0, {gradients, master, master, m, m, v, v, weights});
 }

@@ -60,17 +60,27 @@ void check(const AdamWTask& task) {
            task.ema_decay);
 }
 
-// Runs body(begin, end, decays) over the parts of [begin, end) that decay, and those that do not.
+// The first run that ends after `at`.
+auto run_after(std::span<const UpdateRun> runs, int64_t at) {
+  return std::upper_bound(runs.begin(), runs.end(), at,
+                          [](int64_t place, const UpdateRun& r) { return place < r.end; });
+}
+
+bool is_frozen(std::span<const UpdateRun> runs, int64_t begin, int64_t end) {
+  const auto run = run_after(runs, begin);
+  return run == runs.end() || run->begin >= end;
+}
+
+// Runs body(begin, end, run) over the parts of [begin, end) that follow one rule each; null:
+// frozen.
 template <class F>
-void for_alike(std::span<const Range> decayed, int64_t begin, int64_t end, F&& body) {
-  auto range = std::upper_bound(decayed.begin(), decayed.end(), begin,
-                                [](int64_t at, const Range& r) { return at < r.end; });
-  while (begin < end) {
-    while (range != decayed.end() && range->end <= begin) ++range;
-    const bool inside = range != decayed.end() && range->begin <= begin;
-    const int64_t border = range == decayed.end() ? end : inside ? range->end : range->begin;
+void for_alike(std::span<const UpdateRun> runs, int64_t begin, int64_t end, F&& body) {
+  for (auto run = run_after(runs, begin); begin < end;) {
+    const bool inside = run != runs.end() && run->begin <= begin;
+    const int64_t border = run == runs.end() ? end : inside ? run->end : run->begin;
     const int64_t stop = std::min(end, border);
-    body(begin, stop, inside);
+    body(begin, stop, inside ? &*run : nullptr);
+    if (inside && stop == run->end) ++run;
     begin = stop;
   }
 }
@@ -137,9 +147,14 @@ void adamw(const Code& code, ThreadPool& pool, const AdamWTask& task) {
   const auto keep = static_cast<float>(task.ema_decay);
   const bool skip = task.state->skip != 0;
   if (skip && !weights) return;
+  // The weights may be where gradients were.
+  const auto leave = [&](int64_t begin, int64_t end) {
+    if (weights) round(at<float>(task.master, begin), at(weights, begin), end - begin, store);
+  };
   // m and v: of element `begin`.
   const auto run = [&](int64_t begin, int64_t end, float* m, float* v) {
-    for_alike(task.decayed, begin, end, [&](int64_t from, int64_t to, bool decays) {
+    for_alike(task.runs, begin, end, [&](int64_t from, int64_t to, const UpdateRun* rule) {
+      if (rule == nullptr) return leave(from, to);
       const Run alike = {at(task.gradients, from),
                          at<float>(task.master, from),
                          m + (from - begin),
@@ -147,7 +162,7 @@ void adamw(const Code& code, ThreadPool& pool, const AdamWTask& task) {
                          at<float>(task.ema, from),
                          at(weights, from),
                          to - from,
-                         decays ? factors.decay : 1.0f,
+                         factors_of(factors, *rule),
                          keep,
                          1 - keep,
                          store};
@@ -158,6 +173,7 @@ void adamw(const Code& code, ThreadPool& pool, const AdamWTask& task) {
     const Moment first = m_of(code, task.moments), second = v_of(code, task.moments);
     alignas(64) float m[kQuantiseBlock], v[kQuantiseBlock];
     for_blocks(begin, end, [&](int64_t from, int64_t to) {
+      if (is_frozen(task.runs, from, to)) return leave(from, to);
       first.decode(from, to, m);
       second.decode(from, to, v);
       run(from, to, m, v);
@@ -166,7 +182,7 @@ void adamw(const Code& code, ThreadPool& pool, const AdamWTask& task) {
     });
   };
   const auto piece = [&](int64_t begin, int64_t end) {
-    if (skip) round(at<float>(task.master, begin), at(weights, begin), end - begin, store);
+    if (skip) leave(begin, end);
     else if (task.m) run(begin, end, at<float>(task.m, begin), at<float>(task.v, begin));
     else run_8bit(begin, end);
     code.fence();

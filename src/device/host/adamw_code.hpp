@@ -11,14 +11,14 @@ namespace voltapile::host {
 
 enum class Store { cached, streamed };  // streamed: past the caches, for more than they hold
 
-// Some consecutive elements that decay alike.
+// Some consecutive elements of one rule.
 struct Run {
   const void* gradients;
   float *master, *m, *v;
   float* ema;     // or null
   void* weights;  // or null
   int64_t n;
-  float decay;
+  RunFactors<float> factors;
   float ema_keep, ema_rest;
   Store store;
 };

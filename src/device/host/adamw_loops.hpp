@@ -27,14 +27,14 @@ struct Pointers {
 template <class V>
 struct Constants {
   using F = typename V::Float;
-  F multiplier, beta1, beta2, rest1, rest2, step_size, inverse_root_correction, eps, decay, keep,
+  F multiplier, beta1, beta2, rest1, rest2, inverse_root_correction, eps, step_size, decay, keep,
       rest;
 };
 
 template <class G, class W>
 [[gnu::always_inline]] inline void update_one(const Pointers<G, W>& p, int64_t i,
                                               const Factors<float>& f, const Run& run) {
-  update(widen(p.gradients[i]), f, run.decay, p.master[i], p.m[i], p.v[i]);
+  update(widen(p.gradients[i]), f, run.factors, p.master[i], p.m[i], p.v[i]);
   if (p.ema) p.ema[i] = averaged(p.ema[i], p.master[i], run.ema_keep, run.ema_rest);
   if (p.weights) p.weights[i] = static_cast<W>(p.master[i]);
 }
@@ -76,10 +76,10 @@ void update_run(const Run& run, const Factors<float>& f) {
                             V::set(f.beta2),
                             V::set(f.rest1),
                             V::set(f.rest2),
-                            V::set(f.step_size),
                             V::set(f.inverse_root_correction),
                             V::set(f.eps),
-                            V::set(run.decay),
+                            V::set(run.factors.step_size),
+                            V::set(run.factors.decay),
                             V::set(run.ema_keep),
                             V::set(run.ema_rest)};
     if (p.weights && run.store == Store::streamed) {

@@ -9,8 +9,13 @@ namespace voltapile::host {
 
 template <class A>
 struct Factors {
-  A multiplier, beta1, beta2, rest1, rest2, step_size, inverse_root_correction, eps;
-  A decay;  // 1 - lr * weight_decay
+  A multiplier, beta1, beta2, rest1, rest2, inverse_root_correction, eps;
+  double step_size, shrink;  // of a run: times its rate; times its rate and decay
+};
+// Of one run of elements.
+template <class A>
+struct RunFactors {
+  A step_size, decay;
 };
 
 template <class A>
@@ -23,21 +28,27 @@ Factors<A> factors_of(const AdamW& rules, const StepState& state) {
           beta2,
           1 - beta1,
           1 - beta2,
-          static_cast<A>(lr / (1 - std::pow(rules.beta1, t))),
           static_cast<A>(1 / std::sqrt(1 - std::pow(rules.beta2, t))),
           static_cast<A>(rules.eps),
-          static_cast<A>(1 - lr * rules.weight_decay)};
+          lr / (1 - std::pow(rules.beta1, t)),
+          lr * rules.weight_decay};
+}
+
+template <class A>
+RunFactors<A> factors_of(const Factors<A>& f, const UpdateRun& run) {
+  return {static_cast<A>(f.step_size * run.rate),
+          static_cast<A>(std::fma(-f.shrink, run.rate * run.decay, 1.0))};
 }
 
 // Always inlined: a copy compiled for one instruction set must not serve the others.
 template <class A>
-[[gnu::always_inline]] inline void update(A gradient, const Factors<A>& f, A decay, A& master, A& m,
-                                          A& v) {
+[[gnu::always_inline]] inline void update(A gradient, const Factors<A>& f, const RunFactors<A>& run,
+                                          A& master, A& m, A& v) {
   const A g = gradient * f.multiplier;
   m = std::fma(f.beta1, m, f.rest1 * g);
   v = std::fma(f.beta2, v, f.rest2 * g * g);
   const A denominator = std::fma(std::sqrt(v), f.inverse_root_correction, f.eps);
-  master = std::fma(master, decay, -(f.step_size * m / denominator));
+  master = std::fma(master, run.decay, -(run.step_size * m / denominator));
 }
 
 template <class A>

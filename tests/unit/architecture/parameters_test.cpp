@@ -38,6 +38,9 @@ TEST(Parameters, FixedPositionTableIsNotCounted) {
   Deck d = vit(16, 192, 12, 3);
   d.model.position = Position::sine2d;
   EXPECT_EQ(make_architecture(d).parameter_count(), 5'717'416 - 197 * 192);
+  EXPECT_EQ(make_architecture(d).frozen_count(), 0);
+  d.optimizer.freeze = {"blocks.1?.*", "pos_embed", "norm.*"};  // the table is no parameter
+  EXPECT_EQ(make_architecture(d).frozen_count(), 2 * 444'864 + 2 * 192);
 }
 
 TEST(Parameters, NamesAndShapesAreTimmsInItsOrder) {

@@ -1,7 +1,10 @@
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
+#include <map>
 #include <numeric>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -10,6 +13,7 @@
 
 #include "voltapile/base/dtype.hpp"
 #include "voltapile/base/error.hpp"
+#include "voltapile/base/host.hpp"
 #include "voltapile/base/philox.hpp"
 #include "voltapile/base/tensor_view.hpp"
 #include "voltapile/base/thread_pool.hpp"
@@ -187,6 +191,47 @@ TEST(Units, ShowsThreeDigits) {
   EXPECT_EQ(show_seconds(59.97), "1m00s");
   EXPECT_EQ(show_count(32.2e9), "32.2 B");
   EXPECT_EQ(show_grouped(60000), "60,000");
+}
+
+// The same on every machine, and in a job.
+class Launcher {
+ public:
+  explicit Launcher(const std::map<std::string, std::string>& says) {
+    for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                             "MPI_LOCALNRANKS", "MPI_LOCALRANKID", "SLURM_STEP_TASKS_PER_NODE",
+                             "SLURM_NODEID", "SLURM_NTASKS_PER_NODE", "SLURM_LOCALID"}) {
+      const auto value = says.find(name);
+      if (value == says.end()) unsetenv(name);
+      else setenv(name, value->second.c_str(), 1);
+    }
+  }
+};
+
+TEST(Host, CountsTheRanksOfItsNodeAsTheLauncherSays) {
+  Launcher none({});
+  EXPECT_EQ(local_ranks(8), 8);
+  EXPECT_EQ(local_rank(5), 5);
+  Launcher open_mpi({{"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                     {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
+                     {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                     {"SLURM_LOCALID", "0"}});
+  EXPECT_EQ(local_ranks(8), 4) << "mpirun's daemons, one a node, are a step of Slurm's";
+  EXPECT_EQ(local_rank(7), 3);
+  Launcher mpich({{"MPI_LOCALNRANKS", "2"}, {"MPI_LOCALRANKID", "1"}, {"SLURM_LOCALID", "0"}});
+  EXPECT_EQ(local_ranks(8), 2);
+  EXPECT_EQ(local_rank(7), 1);
+  const auto srun = [](const char* list, const char* node) {
+    Launcher slurm({{"SLURM_STEP_TASKS_PER_NODE", list}, {"SLURM_NODEID", node}});
+    return local_ranks(99);
+  };
+  EXPECT_EQ(srun("4(x2)", "1"), 4);
+  EXPECT_EQ(srun("3,1", "0"), 3);
+  EXPECT_EQ(srun("3,1", "1"), 1);
+  EXPECT_EQ(srun("4(x2),2,1(x3)", "2"), 2);
+  EXPECT_EQ(srun("4(x2),2,1(x3)", "5"), 1);
+  EXPECT_EQ(srun("4(x2)", "2"), 99) << "a node that the list does not have";
+  EXPECT_EQ(srun("many", "0"), 99);
+  Launcher last({});
 }
 
 }  // namespace

@@ -87,6 +87,7 @@ TEST(Checkpoint, RunStateComesBack) {
   EXPECT_EQ(got.good_steps, want.good_steps);
   EXPECT_EQ(got.adam_step, want.adam_step);
   EXPECT_EQ(got.skipped_steps, want.skipped_steps);
+  EXPECT_EQ(got.rewinds, want.rewinds);
   EXPECT_EQ(got.deck, want.deck);
 }
 

@@ -122,6 +122,33 @@ std::set<std::string> entries(const fs::path& folder) {
   return names;
 }
 
+TEST_F(Choose, GoingBackTakesTheNewestUpToAStepAndRemovesLaterOnes) {
+  const auto go_back = [&](int64_t last) {
+    std::array<std::optional<fs::path>, 3> answers;
+    spawn_ranks(3, [&](std::unique_ptr<Communicator> world) {
+      answers[static_cast<size_t>(world->rank())] = rewind_checkpoints(path(), last, *world);
+    });
+    EXPECT_EQ(answers[1], answers[0]);
+    EXPECT_EQ(answers[2], answers[0]);
+    return answers[0];
+  };
+  EXPECT_EQ(go_back(29), step("20"));
+  EXPECT_EQ(latest_checkpoint(path()), step("20"));
+  EXPECT_FALSE(fs::exists(step("30")));
+  EXPECT_TRUE(fs::exists(step("10")));
+  // Nothing says that a later one is bad, and everything else would be lost.
+  EXPECT_EQ(go_back(9), step("10"));
+  EXPECT_FALSE(fs::exists(step("20")));
+  sample::save(path(), mesh_, 20, 1);
+  damage(step("20") / "shard_00001.h5");
+  EXPECT_EQ(go_back(20), step("10"));
+  EXPECT_EQ(latest_checkpoint(path()), step("10"));
+  damage(step("10") / "shard_00001.h5");
+  EXPECT_THROW(go_back(20), Error);
+  fs::remove_all(path());
+  EXPECT_EQ(go_back(20), std::nullopt);
+}
+
 TEST(Keep, MultiplesOfEveryStayBesideTheLastOnes) {
   const sample::Folder folder;
   for (int64_t step = 1; step <= 9; ++step) sample::save(folder.path(), {1, 1, 1}, step, 1, 2, 4);

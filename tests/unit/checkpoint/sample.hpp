@@ -160,6 +160,7 @@ inline RunState state_at(int64_t step) {
   state.good_steps = 3;
   state.adam_step = step - 1;
   state.skipped_steps = 1;
+  state.rewinds = 2;
   state.deck = "[run]\nname = \"sample\"\n";
   return state;
 }

@@ -104,6 +104,24 @@ TEST_F(IdxTest, TheTestPartHasItsOwnKeys) {
   EXPECT_EQ(open_source(deck, Part::test)->size(), 3);
 }
 
+TEST_F(IdxTest, PicturesCanBeReadWithoutLabels) {
+  const auto source = open_pictures(deck, "pictures", deck.data.train);
+  EXPECT_EQ(source->size(), 3);
+  Bytes picture(20);
+  int32_t label = -1;
+  source->read(2, picture, label);
+  EXPECT_EQ(label, 0);
+  EXPECT_TRUE(std::equal(picture.begin(), picture.end(), pixels.begin() + 40));
+  try {
+    open_pictures(deck, "pictures", deck.data.train_labels);
+    ADD_FAILURE() << "opened";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::bad_data);
+    EXPECT_NE(std::string(error.what()).find("pictures = "), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("labels"), std::string::npos) << error.what();
+  }
+}
+
 TEST_F(IdxTest, MissingKey) {
   deck.data.train.clear();
   expect_fault(ExitCode::bad_input, {"data.train is missing"});

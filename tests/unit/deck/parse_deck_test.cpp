@@ -138,6 +138,28 @@ TEST(ParseDeck, FileNamesAreRelativeToTheDecksFolder) {
   EXPECT_EQ(relative.data.test_labels, (fs::current_path() / "decks/own-labels").string());
 }
 
+TEST(ParseDeck, TakesOnePatternOrAListOfThem) {
+  const auto freeze = [](const std::string& value) {
+    return parse_deck(kShort, "short.toml", {"optimizer.freeze=" + value}).optimizer.freeze;
+  };
+  EXPECT_EQ(freeze("[]"), std::vector<std::string>{});
+  EXPECT_EQ(freeze("\"head.*\""), std::vector<std::string>{"head.*"});
+  EXPECT_EQ(freeze("blocks.*"), std::vector<std::string>{"blocks.*"});
+  EXPECT_EQ(freeze("['*_embed*', \"blocks.[0-3].*\"]"),
+            (std::vector<std::string>{"*_embed*", "blocks.[0-3].*"}));
+  for (const char* wrong : {"[\"blocks.*\", 3]", "[\"\"]", "\"\"", "3", "true", "[[\"a\"]]"}) {
+    try {
+      parse_deck(std::string(kShort) + "\n[optimizer]\nfreeze = " + wrong, "short.toml");
+      ADD_FAILURE() << wrong;
+    } catch (const Error& error) {
+      EXPECT_NE(
+          std::string(error.what()).find("must be a pattern of names in quotes, or a list of them"),
+          std::string::npos)
+          << error.what();
+    }
+  }
+}
+
 TEST(ParseDeck, LoadsAFileAndSaysWhyItCannot) {
   const fs::path folder = fs::path(testing::TempDir()) / "voltapile_load_deck";
   fs::create_directories(folder);

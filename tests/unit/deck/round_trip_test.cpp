@@ -135,6 +135,8 @@ class RandomDeck {
     optimizer.betas = {real(0, 0.99), real(0, 0.9999)};
     optimizer.eps = real(1e-30, 1e-5);
     optimizer.clip = flag() ? 0 : real(0, 1e6);
+    for (int64_t i = integer(0, 3); i > 0; --i) optimizer.freeze.push_back(word("blocks."));
+    optimizer.layer_decay = real(1e-3, 1);
     optimizer.zero = static_cast<int>(integer(0, 1));
   }
 

@@ -164,7 +164,11 @@ Result after_steps(const Code& code, int threads, size_t n) {
   StepState state;
   state.inputs.learning_rate = 0.01;
   state.multiplier = 0.5;
-  const std::vector<Range> decayed = {{5, 300}, {600, 601}, {700, static_cast<int64_t>(n) - 1}};
+  const std::vector<UpdateRun> runs = {{0, 5},
+                                       {5, 300, 1, 1},
+                                       {600, 601, 0.5, 1},
+                                       {601, 700},
+                                       {700, static_cast<int64_t>(n) - 1, 0.25, 1}};
   AdamWTask task;
   task.gradients = {gradients.data(), DType::f16, {static_cast<int64_t>(n)}};
   task.master = view(r.master);
@@ -172,7 +176,7 @@ Result after_steps(const Code& code, int threads, size_t n) {
   task.ema = view(r.ema);
   task.ema_decay = 0.9;
   task.weights = {r.weights.data(), DType::bf16, {static_cast<int64_t>(n)}};
-  task.decayed = decayed;
+  task.runs = runs;
   task.rules.weight_decay = 0.1;
   task.state = &state;
   std::mt19937 random(1);
@@ -185,6 +189,36 @@ Result after_steps(const Code& code, int threads, size_t n) {
     adamw(code, pool, task);
   }
   return r;
+}
+
+TEST(Moments8, of_frozen_parameters_stay_as_they_are) {
+  const size_t n = 3000;
+  Result before = {samples(n, true), samples(n, true), {}, Moments(n)}, r = before;
+  std::vector<float> gradients(n, 1.0f);
+  ThreadPool pool(2);
+  encode_moments(pool, view(gradients), view(gradients), r.moments.views());
+  const Moments moments = r.moments;
+  const UpdateRun run = {1000, 1100};
+  StepState state;
+  state.inputs.learning_rate = 0.01;
+  state.multiplier = 1;
+  AdamWTask task;
+  task.gradients = view(gradients);
+  task.master = view(r.master);
+  task.moments = r.moments.views();
+  task.ema = view(r.ema);
+  task.ema_decay = 0.9;
+  task.runs = {&run, 1};
+  task.state = &state;
+  for (const Code* code : codes()) adamw(*code, pool, task);
+  // A block of codes shares a scale: 768 to 1280 holds the run.
+  for (size_t i = 0; i < n; ++i) {
+    const bool frozen = i < 1000 || i >= 1100;
+    EXPECT_EQ(r.master[i] == before.master[i], frozen) << i;
+    EXPECT_EQ(r.ema[i] == before.ema[i], frozen) << i;
+    if (i >= 768 && i < 1280) continue;
+    EXPECT_TRUE(r.moments.m[i] == moments.m[i] && r.moments.v[i] == moments.v[i]) << i;
+  }
 }
 
 TEST(Moments8, train_to_the_same_bits_on_every_instruction_set_and_number_of_threads) {
@@ -213,6 +247,8 @@ double trained(Problem problem, bool small, int steps) {
     task.m = view(m);
     task.v = view(v);
   }
+  const UpdateRun all = {0, static_cast<int64_t>(n)};
+  task.runs = {&all, 1};
   task.state = &state;
   ThreadPool pool(2);
   for (int step = 0; step < steps; ++step) {

@@ -17,6 +17,19 @@ size_t width(const std::string& line) {
   }));
 }
 
+TEST(Describe, CountsFrozenParameters) {
+  Deck deck = test::sample_deck();
+  EXPECT_EQ(describe(make_plan(deck)).find("frozen"), std::string::npos);
+  deck.optimizer.freeze = {"blocks.*", "patch_embed.*", "pos_embed"};
+  deck.parallel.pipeline = 2;
+  const std::string page = describe(make_plan(deck));
+  // The head: a norm of 32, and 10 classes. Each block: 4 x 32 for norms, 3 x 32 x 33 and 32 x 33
+  // for attention, 64 x 33 + 32 x 65 for mlp = 8,544. The embedding: 32 x (3 x 16 + 1 + 16 tokens).
+  for (const char* part : {"394 parameters are trained, 36,256 are frozen (optimizer.freeze)",
+                           "frozen", "19,168", "17,088"})
+    EXPECT_NE(page.find(part), std::string::npos) << "no \"" << part << "\" in\n" << page;
+}
+
 TEST(Describe, SaysEverythingThatThePlanDecided) {
   Deck deck = test::sample_deck();
   deck.parallel.pipeline = 2;

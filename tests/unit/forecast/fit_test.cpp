@@ -112,7 +112,24 @@ TEST(Fit, CountsACpusDeviceMemoryWithTheHosts) {
   const Plan plan = make_plan(deck);
   const size_t all = plan.device_bytes(0) + plan.bytes_at(Home::host, 0);
   EXPECT_EQ(refusal(plan, {}, HostMemory{all, 1}), "");
-  EXPECT_NE(refusal(plan, {}, HostMemory{all - 1, 1}), "");
+  const std::string text = refusal(plan, {}, HostMemory{all - 1, 1});
+  EXPECT_NE(text.find("saved activations"), std::string::npos) << text;
+}
+
+TEST(Fit, ADiskIsNamedWhereTheDeckNamesNone) {
+  Deck deck = test::vit_large_deck();
+  deck.run.device = DeviceKind::cpu;
+  deck.batch = {.global = 2, .micro = 1};
+  deck.parallel.chunks = 8;
+  deck.parallel.schedule = "breadth_first";
+  deck.memory.recompute = Recompute::layers;
+  deck.memory.checkpoint_every.reset();
+  deck.memory.nvme_dir = "";
+  const Plan plan = make_plan(deck);
+  const HostMemory less{(plan.device_bytes(0) + plan.bytes_at(Home::host, 0)) * 6 / 10, 1};
+  const std::string text = refusal(plan, {}, less);
+  EXPECT_NE(text.find("memory.optimizer = \"nvme\", memory.nvme_dir = \"/path"), std::string::npos)
+      << text;
 }
 
 TEST(Machine, HasMemory) {

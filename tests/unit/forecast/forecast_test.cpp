@@ -84,7 +84,7 @@ TEST(NotTrainable, NamesEachKeyAndItsFix) {
   deck.data.format = DataFormat::tar;
   const std::vector<std::string> messages = not_trainable(make_plan(deck));
   const std::vector<std::vector<std::string>> expected{
-      {"sample.toml: run.device = \"cuda\"", "built without CUDA", "\"cpu\""},
+      {"run.device = \"cuda\"", "built without CUDA", "\"cpu\""},
       {"data.format = \"tar\"", "\"idx\" or \"synthetic\""}};
   ASSERT_EQ(messages.size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i)

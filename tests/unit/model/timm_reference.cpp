@@ -80,6 +80,12 @@ Deck TimmReference::deck() const {
   deck.model.layer_scale = value("layer_scale");
   deck.model.qk_norm = whole("qk_norm") != 0;
   deck.loss.label_smoothing = value("smoothing");
+  deck.optimizer.layer_decay = value_or("layer_decay", 1);
+  for (int layer = 0; layer < value_or("frozen_layers", 0); ++layer) {
+    auto& freeze = deck.optimizer.freeze;
+    if (layer == 0) freeze = {"cls_token", "pos_embed", "patch_embed.*"};
+    else freeze.push_back(format("blocks.{}.*", layer - 1));
+  }
   return deck;
 }
 

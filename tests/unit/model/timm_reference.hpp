@@ -14,6 +14,9 @@ class TimmReference {
   explicit TimmReference(const std::filesystem::path& path);
   const std::vector<double>& values(const std::string& name) const;
   double value(const std::string& name) const { return values(name).front(); }
+  double value_or(const std::string& name, double fallback) const {
+    return values_.contains(name) ? value(name) : fallback;
+  }
   bool has(const std::string& tensor) const { return tensors_.contains(tensor); }
   std::vector<double> tensor(const std::string& name) const;
   // All tensors called PREFIX/NAME, by NAME.

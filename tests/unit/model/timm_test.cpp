@@ -80,14 +80,16 @@ TEST_P(Timm, GivesTheSameGradients) {
   EXPECT_LT(d.value, options_.working == DType::f64 ? 1e-6 : 1e-4) << d.where;
 }
 
-// Clipping by the global norm, and timm's rule of what decays, are part of it.
+// Clipping by the global norm, and timm's rule of what decays, are part of it; of fine_tuning also
+// layers that are frozen, and a learning rate of each layer's own.
 TEST_P(Timm, HasTheSameWeightsAfterFiveSteps) {
   const FlatLayout& layout = runner_->layout(0);
   const Range everything{0, layout.elements};
   const Mesh mesh;
   const std::vector<NormPiece> pieces =
       norm_pieces(architecture_, layout, everything, mesh, Coord{}, 0);
-  const std::vector<Range> decayed = decayed_ranges(architecture_, layout, everything);
+  const std::vector<UpdateRun> runs =
+      update_runs(architecture_, layout, everything, reference_.deck().optimizer.layer_decay);
   const AdamW adamw{reference_.value("beta1"), reference_.value("beta2"), reference_.value("eps"),
                     reference_.value("weight_decay")};
   NormRules rules;
@@ -118,7 +120,7 @@ TEST_P(Timm, HasTheSameWeightsAfterFiveSteps) {
     device.kernels().sum_squares(runner_->gradients(0), pieces, slots_view, bad_view, stream);
     device.kernels().finish_norm(slots_view, bad_view, rules, &state, &next, stream);
     device.kernels().adamw(runner_->gradients(0), state_view(0), state_view(1), state_view(2),
-                           runner_->weights(0), decayed, adamw, &state, stream);
+                           runner_->weights(0), runs, adamw, &state, stream);
     device.wait_on_host(device.record(stream));
     const auto expected = norms[static_cast<size_t>(step)];
     EXPECT_NEAR(state.grad_norm, expected, 1e-5 * expected) << "step " << step;
@@ -143,7 +145,8 @@ TEST_P(Timm, HasTheSameWeightsAfterFiveSteps) {
 
 INSTANTIATE_TEST_SUITE_P(Variants, Timm,
                          testing::Combine(testing::Values("class_token", "mean_pool_not_square",
-                                                          "qk_norm", "layer_scale", "all_options"),
+                                                          "qk_norm", "layer_scale", "all_options",
+                                                          "fine_tuning"),
                                           testing::Values(DType::f32, DType::f64)),
                          [](const auto& info) {
                            return format("{}_{}", std::get<0>(info.param),

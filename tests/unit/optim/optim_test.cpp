@@ -53,6 +53,8 @@ struct World {
 };
 World random_world(uint64_t seed) {
   World w{test::random_deck(seed), {}, {}, {}};
+  w.deck.optimizer.layer_decay = seed % 2 == 0 ? 1 : 0.75;
+  if (seed % 3 == 0) w.deck.optimizer.freeze = {"patch_embed*", "blocks.?.norm1.*", "*.fc2.bias"};
   w.architecture = make_architecture(w.deck);
   const auto& p = w.deck.parallel;
   w.mesh = {p.pipeline, p.data, p.tensor};
@@ -109,31 +111,57 @@ TEST(NormPieces, CountEachTrainedElementOfTheModelOnce) {
         }
       for (const Layer& layer : w.architecture.layers)
         for (const Parameter& p : layer.parameters)
-          EXPECT_EQ(counted[static_cast<int32_t>(p.id)], p.trained ? p.shape.elements() : 0)
+          EXPECT_EQ(counted[static_cast<int32_t>(p.id)], p.is_updated() ? p.shape.elements() : 0)
               << p.name << " seed " << seed << " zero " << zero;
     }
   }
 }
 
-TEST(DecayedRanges, AreExactlyTheMatricesInAnyShard) {
+TEST(UpdateRuns, GiveEachElementOfAnyShardItsLayersRateAndItsDecay) {
+  using Rule = std::pair<double, double>;
+  const Rule frozen{-1, -1};
   for (uint64_t seed = 0; seed < 40; ++seed) {
     const World w = random_world(seed);
-    std::vector<char> expected(static_cast<size_t>(w.layout.elements), 0), found = expected;
+    const double layer_decay = w.deck.optimizer.layer_decay;
+    std::vector<Rule> found(static_cast<size_t>(w.layout.elements), frozen);
+    for (int dp = 0; dp < w.mesh.dp; ++dp) {
+      const Range own = shard(w.layout, 1, w.mesh.dp, dp);
+      const auto runs = update_runs(w.architecture, w.layout, own, layer_decay);
+      UpdateRun before{-1, -1};
+      for (const UpdateRun& r : runs) {
+        EXPECT_GE(r.begin, before.end);
+        EXPECT_GT(r.end, r.begin);
+        // Neighbours of one rule were merged.
+        EXPECT_FALSE(r.begin == before.end && r.rate == before.rate && r.decay == before.decay);
+        before = r;
+        std::fill(found.begin() + own.begin + r.begin, found.begin() + own.begin + r.end,
+                  Rule{r.rate, r.decay});
+      }
+      int64_t covered = 0, end = -1;
+      for (const Range& r : joined(runs)) {
+        EXPECT_GT(r.begin, end);
+        end = r.end;
+        covered += r.end - r.begin;
+      }
+      for (const UpdateRun& r : runs) covered -= r.end - r.begin;
+      EXPECT_EQ(covered, 0);
+    }
     for (const FlatEntry& entry : w.layout.entries) {
       const auto& p = w.architecture.layers[static_cast<size_t>(entry.layer)]
                           .parameters[static_cast<size_t>(entry.parameter)];
-      if (p.decay) std::fill_n(expected.begin() + entry.offset, entry.elements, char{1});
-    }
-    for (int dp = 0; dp < w.mesh.dp; ++dp) {
-      const Range own = shard(w.layout, 1, w.mesh.dp, dp);
-      int64_t end = -1;
-      for (const Range& r : decayed_ranges(w.architecture, w.layout, own)) {
-        EXPECT_GT(r.begin, end);  // neighbours were merged
-        end = r.end;
-        std::fill(found.begin() + own.begin + r.begin, found.begin() + own.begin + r.end, char{1});
+      // The head's layer is depth + 1 and learns at the full rate.
+      double rate = 1;
+      for (int64_t l = entry.layer; l <= w.architecture.model.depth; ++l) rate *= layer_decay;
+      for (int64_t i = entry.offset; i < entry.offset + entry.elements; ++i) {
+        const Rule rule = found[static_cast<size_t>(i)];
+        if (!p.trained || p.frozen) {
+          ASSERT_EQ(rule, frozen) << p.name;
+        } else {
+          ASSERT_NEAR(rule.first, rate, 1e-12) << p.name;
+          ASSERT_EQ(rule.second, p.decay ? 1.0 : 0.0) << p.name;
+        }
       }
     }
-    EXPECT_EQ(found, expected);
   }
 }
 

@@ -26,7 +26,8 @@ bool outlives_step(Value v, const Homes& homes) {
   return (v == Value::weights && homes.weights == Home::device) ||
          (v == Value::host_weights && homes.weights == Home::host) ||
          (v == Value::state && homes.optimizer != Home::nvme) || v == Value::step_state ||
-         v == Value::workspace || v == Value::loss || v == Value::norm_sums;
+         v == Value::multiplier || v == Value::workspace || v == Value::loss ||
+         v == Value::norm_sums;
 }
 
 // First and last access of each life of each value, and the slot it was given.

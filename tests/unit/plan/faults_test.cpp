@@ -110,6 +110,29 @@ TEST(Faults, WeightsAwayNeedTheOptimizerAway) {
                {"memory.weights = \"nvme\"", "memory.optimizer = \"nvme\"", "memory.nvme_dir"});
 }
 
+TEST(Faults, UpdatesThatCannotBeSkippedAreNotForF16) {
+  Deck deck = test::sample_deck();
+  deck.optimizer.clip_norm_from = ClipNorm::previous_step;
+  EXPECT_EQ(fault_of(deck), "");
+  deck.precision.type = DType::f16;
+  expect_parts(fault_of(deck), {"optimizer.clip_norm_from", "\"this_step\"", "bf16"});
+}
+
+TEST(Faults, PatternsThatFreezeNothingAreNamedWithTheNearestName) {
+  Deck deck = test::sample_deck();
+  deck.optimizer.freeze = {"blocks.*", "pos_embed", "*.bias"};
+  EXPECT_EQ(fault_of(deck), "");
+  deck.optimizer.freeze = {"blocks.0.atn.qkv.weight", "blocks.9.*", "*.biases", "pos_embed"};
+  const std::string text = fault_of(deck);
+  expect_parts(text,
+               {"optimizer.freeze = \"blocks.0.atn.qkv.weight\"",
+                "nearest is \"blocks.0.attn.qkv.weight\"", "optimizer.freeze = \"blocks.9.*\"",
+                "nearest is \"blocks.", "optimizer.freeze = \"*.biases\""});
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);
+  deck.optimizer.freeze = {"*"};
+  expect_parts(fault_of(deck), {"optimizer.freeze = [\"*\"]", "leaves nothing to train"});
+}
+
 TEST(Faults, AllAtOnce) {
   Deck deck = test::sample_deck();
   deck.parallel.tensor = 3;

@@ -38,14 +38,16 @@ TEST(Homes, give_sound_programs_on_every_schedule) {
       ScheduleShape shape = shapes[at];
       for (const Homes& homes : all_homes())
         for (bool recompute : {false, true})
-          for (bool gather : {false, true}) {
-            shape.homes = homes;
-            const auto programs =
-                lowered(schedule, shape, {.recompute = recompute, .gather_shards = gather});
-            ASSERT_NO_THROW(validate(programs, shape))
-                << show(schedule, shape) << " homes " << show(homes);
-            ASSERT_NO_THROW(simulate(programs, shape, {}, 2)) << show(schedule, shape);
-          }
+          for (bool gather : {false, true})
+            for (bool early : {false, true}) {
+              shape.homes = homes;
+              shape.early_updates = early;
+              const auto programs =
+                  lowered(schedule, shape, {.recompute = recompute, .gather_shards = gather});
+              ASSERT_NO_THROW(validate(programs, shape))
+                  << show(schedule, shape) << " homes " << show(homes) << " early " << early;
+              ASSERT_NO_THROW(simulate(programs, shape, {}, 2)) << show(schedule, shape);
+            }
       const auto evaluation =
           lower(build_forward_only(shape), shape, {.gather_shards = true, .training = false});
       ASSERT_NO_THROW(validate(evaluation, shape)) << show(schedule, shape);
@@ -118,6 +120,57 @@ TEST(Homes, an_update_waits_for_its_state_and_the_disk_reads_one_chunk_ahead) {
   EXPECT_EQ(order, "L0 L1 U0 S0 F0 L2 U1 S1 F1 U2 S2 F2 ");
 }
 
+TEST(Homes, early_updates_follow_the_gradients_and_put_every_fourth_chunk_off) {
+  ScheduleShape shape{cyclic_chunks(1, 4), 1, {Home::nvme, Home::device}, true};
+  const Program program = lowered("breadth_first", shape, {.gather_shards = true})[0];
+  std::string order;
+  for (const Instruction& i : program) {
+    const char* name = i.op == Op::reduce_gradients ? "R"
+                       : i.op == Op::load_state     ? "L"
+                       : i.op == Op::update         ? "U"
+                       : i.op == Op::save_state     ? "S"
+                       : i.op == Op::fetch_weights  ? "F"
+                       : i.op == Op::gather_weights ? "G"
+                       : i.op == Op::norm           ? "N"
+                                                    : nullptr;
+    if (name) order += name + (i.chunk < 0 ? "" : std::to_string(i.chunk)) + " ";
+  }
+  EXPECT_EQ(order, "R3 R2 L2 L1 U2 S2 R1 L0 U1 S1 R0 L3 U0 S0 U3 S3 F0 G0 F1 G1 F2 G2 F3 G3 N ");
+}
+
+// Of one step among several, from norm to norm.
+double step_time(const std::vector<Program>& programs, const ScheduleShape& shape,
+                 const Costs& costs) {
+  constexpr int kSteps = 6;
+  std::vector<double> ends(kSteps);
+  for (const Span& span : simulate(programs, shape, costs, kSteps).spans)
+    if (span.rank == 0 && span.instruction.op == Op::norm)
+      ends[static_cast<size_t>(span.step)] = span.end;
+  return (ends[kSteps - 1] - ends[kSteps - 3]) / 2;
+}
+
+// Backward with recomputation takes three times as long as forward.
+TEST(Homes, an_optimizer_on_the_host_works_beside_forward_and_early_beside_backward_too) {
+  constexpr int kChunks = 10, kMicros = 16;
+  ScheduleShape shape{cyclic_chunks(1, kChunks), kMicros, {Home::host, Home::device}};
+  const LowerOptions options{.recompute = true};
+  const auto late = lowered("breadth_first", shape, options);
+  shape.early_updates = true;
+  const auto early = lowered("breadth_first", shape, options);
+  const double forward = kChunks * kMicros, backward = 3 * forward;
+  // Where host and device take equally long, each waits for the other's first chunk of ten.
+  const auto beside = [&](double host) { return host == forward + backward ? 1.18 : 1.10; };
+  for (double host : {0.25 * forward, forward, 2 * forward, backward, forward + backward,
+                      1.6 * (forward + backward), 3 * (forward + backward)}) {
+    const Costs costs{.recompute = 1, .update = host / kChunks};
+    shape.early_updates = false;
+    EXPECT_LE(step_time(late, shape, costs), 1.10 * (backward + std::max(forward, host))) << host;
+    shape.early_updates = true;
+    EXPECT_LE(step_time(early, shape, costs), beside(host) * std::max(forward + backward, host))
+        << host;
+  }
+}
+
 std::string fault_of(const std::vector<Program>& programs, const ScheduleShape& shape) {
   try {
     validate(programs, shape);
@@ -140,6 +193,19 @@ TEST(Homes, a_missing_step_is_found) {
   };
   const Homes host{Home::host, Home::host, ActivationStore::host};
   const Homes nvme{Home::nvme, Home::nvme};
+  const auto early_fault = [](Op moved, bool to_end) {
+    ScheduleShape shape{cyclic_chunks(1, 2), 2, {Home::host, Home::device}, true};
+    auto programs = lowered("breadth_first", shape);
+    Program& program = programs[0];
+    const auto at = std::find_if(program.begin(), program.end(),
+                                 [&](const Instruction& i) { return i.op == moved; });
+    if (to_end) std::rotate(at, at + 1, program.end());
+    else program.erase(at);
+    return fault_of(programs, shape);
+  };
+  EXPECT_NE(early_fault(Op::update, true), "");
+  EXPECT_NE(early_fault(Op::update, false), "");
+  EXPECT_NE(early_fault(Op::norm, false), "");
   EXPECT_NE(without(Op::offload_gradients, host), "");
   EXPECT_NE(without(Op::fetch_weights, host), "");
   EXPECT_NE(without(Op::store_activation, host), "");

@@ -106,6 +106,13 @@ TEST(Operands, of_an_optimizer_on_the_host_pass_through_its_memory) {
   EXPECT_EQ(text_of(Op::fetch_weights, 2, -1, away), "r host_weights c2, w weights c2");
 }
 
+TEST(Operands, of_early_updates_keep_forward_free_of_the_norm) {
+  const OperandRules rules{.homes = {.optimizer = Home::host}, .early_updates = true};
+  EXPECT_EQ(text_of(Op::norm, -1, -1, rules), "u loss, u multiplier, u norm_sums");
+  EXPECT_EQ(text_of(Op::update, 2, -1, rules),
+            "r host_gradients c2, r multiplier, u state c2, w host_weights c2");
+}
+
 TEST(Operands, of_stored_activations_are_all_that_backward_reads) {
   EXPECT_EQ(text_of(Op::store_activation, 2, 5),
             "r activation c2 m5, r saved c2 m5, w stored c2 m5");

@@ -179,15 +179,20 @@ TEST_F(MetricsFiles, AFileThatCannotBeWrittenIsAnError) {
   EXPECT_THROW(Metrics(folder_, 0), Error);
 }
 
-TEST_F(MetricsFiles, CountsTheStepsThatWereSkippedInARowBeforeOne) {
-  EXPECT_EQ(skipped_before(folder_, 10), 0);
-  Metrics metrics(folder_, 0);
-  for (const int64_t step : {1, 2, 3, 4, 5, 6, 7})
-    metrics.add(TrainRecord{.step = step, .skipped = step != 3 && step != 7});
-  EXPECT_EQ(skipped_before(folder_, 2), 2);
-  EXPECT_EQ(skipped_before(folder_, 3), 0);
-  EXPECT_EQ(skipped_before(folder_, 6), 3);
-  EXPECT_EQ(skipped_before(folder_, 7), 0);
+TEST_F(MetricsFiles, AReturnIsALineThatStaysWithTheStepsBeforeIt) {
+  {
+    Metrics metrics(folder_, 0);
+    for (const int64_t step : {1, 2}) metrics.add(TrainRecord{.step = step});
+    metrics.add(RewindRecord{.step = 2, .from_step = 5, .rewinds = 1, .cause = "a \"cause\""});
+    metrics.add(TrainRecord{.step = 3});
+  }
+  EXPECT_EQ(lines()[2],
+            R"({"kind":"rewind","step":2,"from_step":5,"rewinds":1,"cause":"a \"cause\""})");
+  { Metrics metrics(folder_, 2); }
+  EXPECT_EQ(lines().size(), 3u);
+  EXPECT_EQ(read_metrics(folder_).rewinds.at(0).cause, "a \"cause\"");
+  { Metrics metrics(folder_, 1); }
+  EXPECT_EQ(lines().size(), 1u);
 }
 
 }  // namespace

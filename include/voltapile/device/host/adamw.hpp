@@ -32,9 +32,10 @@ struct Moments8 {
 //   m = fma(beta1, m, (1 - beta1) g);   v = fma(beta2, v, ((1 - beta2) g) g)
 //   master = fma(master, decay, -(step_size m / fma(sqrt(v), inverse_root_correction, eps)))
 //   ema = fma(d, ema, (1 - d) master)
-// with decay = 1 - lr * weight_decay inside `decayed`, else 1; step_size = lr / (1 - beta1^t);
-// inverse_root_correction = 1 / sqrt(1 - beta2^t); t = state->adam_step + 1 (these in f64, rounded
-// once).
+// with, of the element's run, step_size = lr / (1 - beta1^t) * rate and
+// decay = fma(-(lr * weight_decay), rate * run.decay, 1); inverse_root_correction =
+// 1 / sqrt(1 - beta2^t); t = state->adam_step + 1 (these in f64, rounded once). What lies in no run
+// keeps all but the weights.
 struct AdamWTask {
   TensorView gradients;  // (n) f32, f16 or bf16
   TensorView master;     // (n) f32
@@ -42,11 +43,11 @@ struct AdamWTask {
   Moments8 moments;  // empty views where m and v have them; else decoded to f32 and encoded anew
   TensorView ema;    // (n) f32, optional: ema = d * ema + (1 - d) * master after the update
   double ema_decay = 0;  // d
-  // (n) f32, f16 or bf16, optional: master rounded to nearest even. Written also where the step is
-  // skipped; the rest is then left alone. May be the master itself,
-  // or the memory of gradients of the same type.
+  // (n) f32, f16 or bf16, optional: master rounded to nearest even. Written also where nothing is
+  // updated: outside of all runs, and where the step is skipped. May be the master itself, or the
+  // memory of gradients of the same type.
   TensorView weights;
-  std::span<const Range> decayed;
+  std::span<const UpdateRun> runs;
   AdamW rules;
   const StepState* state = nullptr;  // read when the task runs
 };

@@ -1,0 +1,148 @@
+"""One layout of the 32-billion-parameter deck, a few steps, and what they took.
+
+    python3 tests/benchmark/vit32b.py pipeline                # or pipeline_tensor, tensor
+    python3 tests/benchmark/vit32b.py pipeline --small        # 1/64 of the width, on CPU ranks
+
+Four ranks train input_decks/vit32b_synthetic_4xv100.toml, each GPU held to the deck's
+memory.device_limit; no checkpoint is written. Printed are loss and time of every step, the most
+memory that the driver reported in use on each GPU (NVML, less what was in use before) and that the
+ranks held on the host, each beside the plan's, and what `voltapile report` says of the last steps:
+bubble, exposed optimizer and communication. Exit 1 where the loss did not fall or more memory was
+in use than --most-gpu-gb and --most-host-gb allow.
+"""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+
+from runs import PROGRAM, ROOT, GpuMemory, read_metrics, settings
+
+DECK = ROOT / "input_decks" / "vit32b_synthetic_4xv100.toml"
+RANKS = 4
+LAYOUTS = {
+    "pipeline": {},
+    "pipeline_tensor": {"parallel.pipeline": 2, "parallel.tensor": 2, "parallel.chunks": 20},
+    "tensor": {"parallel.pipeline": 1, "parallel.tensor": 4, "parallel.chunks": 40},
+}
+SMALL = {
+    "run.device": "cpu",
+    "run.threads": 1,
+    "model.image": 56,
+    "model.dim": 128,
+    "model.heads": 8,
+    "model.mlp": 512,
+    "model.classes": 341,
+    "optimizer.lr": 1e-3,
+    "data.synthetic_train": 64,
+}
+
+
+def resident_bytes(root):
+    """Of a process and all below it; what several share counts once for each."""
+    total, waiting = 0, [root]
+    while waiting:
+        process = pathlib.Path("/proc") / str(waiting.pop())
+        try:
+            total += int(re.search(r"VmRSS:\s+(\d+)", (process / "status").read_text())[1]) * 1024
+            for task in (process / "task").iterdir():
+                waiting += (task / "children").read_text().split()
+        except (OSError, TypeError):
+            continue  # it ended meanwhile, or has no memory any more
+    return total
+
+
+class Peaks:
+    """The most memory in use on each GPU and by all ranks while they run."""
+
+    def __init__(self, gpus, process):
+        self.gpus, self.process = gpus, process
+        self.before = [gpu.used() for gpu in gpus]
+        self.gpu_bytes, self.host_bytes = [0] * len(gpus), 0
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.sample)
+        self.thread.start()
+
+    def sample(self):
+        while not self.over.wait(0.05):
+            for at, gpu in enumerate(self.gpus):
+                self.gpu_bytes[at] = max(self.gpu_bytes[at], gpu.used() - self.before[at])
+            self.host_bytes = max(self.host_bytes, resident_bytes(self.process.pid))
+
+    def end(self):
+        self.over.set()
+        self.thread.join()
+
+
+def planned_host_gb(text):
+    """The plan's sum over all ranks, in GB."""
+    found = re.search(r"host memory of all \d+ ranks?: ([\d.]+) ([kMGT]?)B", text)
+    if found is None:
+        sys.exit(f"the plan does not give the host memory:\n{text}")
+    return float(found[1]) * {"": 1e-9, "k": 1e-6, "M": 1e-3, "G": 1, "T": 1e3}[found[2]]
+
+
+def run(arguments):
+    keys = {
+        "run.steps": arguments.steps,
+        "run.name": arguments.layout,
+        "run.log_every": 1,
+        "optimizer.warmup_steps": 1,
+        "checkpoint.every_steps": 0,
+        "checkpoint.at_end": "false",
+        "trace.steps": f'"{max(1, arguments.steps - 1)}:{arguments.steps}"',
+        **LAYOUTS[arguments.layout],
+        **(SMALL if arguments.small else {}),
+    }
+    overrides = settings(**keys) + [part for text in arguments.set for part in ("--set", text)]
+    plan = subprocess.run([PROGRAM, "plan", DECK, *overrides], text=True, capture_output=True)
+    print(plan.stdout, plan.stderr, flush=True)
+    gpus = [] if arguments.small else [GpuMemory(index) for index in range(RANKS)]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(arguments.folder or temporary)
+        where = settings(**{"run.dir": folder})
+        process = subprocess.Popen(
+            ["mpirun", "-n", str(RANKS), PROGRAM, "train", DECK, *overrides, *where]
+        )
+        peaks = Peaks(gpus, process)
+        code = process.wait()
+        peaks.end()
+        if code != 0:
+            sys.exit(f"voltapile train ended with {code}")
+        one = folder / arguments.layout
+        report = subprocess.run([PROGRAM, "report", one], text=True, capture_output=True)
+        print(report.stdout, report.stderr, flush=True)
+        return read_metrics(one), peaks, planned_host_gb(plan.stdout)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("layout", choices=LAYOUTS)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--small", action="store_true", help="on CPU ranks, 1/64 of the width")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--folder", help="where the run folder stays; else it goes away")
+    parser.add_argument("--most-gpu-gb", type=float, default=28.7)
+    parser.add_argument("--most-host-gb", type=float, default=500)
+    arguments = parser.parse_args()
+    steps, peaks, host_gb = run(arguments)
+    faults = []
+    for step in steps:
+        print(f"step {step['step']}: loss {step['loss']:.4f}, {step['seconds']:.3f} s")
+    if len(steps) < 2 or not steps[-1]["loss"] < steps[0]["loss"]:
+        faults.append("the loss did not fall")
+    for at, peak in enumerate(peaks.gpu_bytes):
+        print(f"GPU {at}: {peak / 1e9:.3f} GB in use at most, as the driver reports it")
+        if peak > arguments.most_gpu_gb * 1e9:
+            faults.append(f"GPU {at} had more than {arguments.most_gpu_gb} GB in use")
+    print(f"host: {peaks.host_bytes / 1e9:.2f} GB resident at most; planned {host_gb:.2f} GB")
+    if peaks.host_bytes > arguments.most_host_gb * 1e9:
+        faults.append(f"the ranks held more than {arguments.most_host_gb} GB of host memory")
+    sys.exit("; ".join(faults) or 0)
+
+
+if __name__ == "__main__":
+    main()
