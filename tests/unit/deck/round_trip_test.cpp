@@ -39,11 +39,13 @@ class RandomDeck {
                        integer(0, 100),
                        integer(0, 100000),
                        flag(),
+                       integer(1 << 16, int64_t{1} << 40),
                        pick({SaveFault::stop, SaveFault::go_on}),
                        flag()};
     const int64_t first = integer(0, 1000);
     if (flag())
       deck.trace.steps = std::to_string(first) + ":" + std::to_string(first + integer(1, 9));
+    deck.trace.gpu_seconds = flag() ? 0 : static_cast<double>(integer(1, 5000));
     return deck;
   }
 
