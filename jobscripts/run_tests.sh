@@ -11,7 +11,8 @@ usage() {
 usage: jobscripts/run_tests.sh [--quick | --full]
 
   --quick   no sanitizer builds, no build for Volta
-  --full    every grid in full rather than a seeded sample (hours), figures into docs/RELIABILITY.md
+  --full    every grid in full rather than a seeded sample, and two hours of soak
+            (VOLTAPILE_SOAK_MINUTES); figures into docs/RELIABILITY.md
 END
 }
 
@@ -40,6 +41,9 @@ export CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR-1}
 patience=20 # Meson's time limits are meant for a free core each, and for no sanitizer
 if [ $full = yes ]; then
   export VOLTAPILE_FULL=1
+  export VOLTAPILE_FIGURES=$PWD/build/figures # what long tests measure, for the page
+  rm -rf "$VOLTAPILE_FIGURES"
+  mkdir -p "$VOLTAPILE_FIGURES"
   patience=100
 fi
 
@@ -111,7 +115,7 @@ if nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc); then
 fi
 
 table=()
-if [ $full = yes ]; then table=(--markdown docs/RELIABILITY.md); fi
+if [ $full = yes ]; then table=(--markdown docs/RELIABILITY.md --figures "$VOLTAPILE_FIGURES"); fi
 python=/usr/bin/python3 # the one that has Debian's h5py and pytest, where there is one
 [ -x $python ] || python=$(command -v python3) || {
   say "There is no python3, so Meson could not run either."

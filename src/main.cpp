@@ -335,7 +335,7 @@ int run(int argc, char** argv) {
                    "names of kernels, with commas between: no others")
       ->delimiter(',');
   bench->add_option("--disk", arguments.bench.disk,
-                    "a folder on the disk to measure; default: the current one");
+                    "a folder whose disk to measure, by 2 GB of each rank");
   bench->add_option("--write", arguments.hardware_file, "write a hardware file (TOML)");
   bench->add_flag("--quick", arguments.bench.quick, "small shapes: whether it works, not how fast");
   try {

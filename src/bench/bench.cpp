@@ -119,7 +119,8 @@ BenchResult run(const BenchOptions& options, Communicator& world) {
     {
       Workbench bench = fresh();
       result.communication = measure_communication(bench, world, options);
-      result.ceilings.disk_bytes_per_second = measure_disk(world, options);
+      if (!options.disk.empty())
+        result.ceilings.disk_bytes_per_second = measure_disk(world, options);
     }
     for (size_t i = 0; i < cases.size(); ++i) {
       KernelFigure& figure = counted[i];

@@ -40,7 +40,8 @@ void describe_ceilings(const BenchResult& result, std::string& text) {
   row("device to host", show_rate(c.device_to_host_bytes_per_second), "");
   row("matrix products", show_flops(c.product_flops_per_second) + "/s", "");
   row("a kernel of 8 elements", show_short(c.launch_seconds), "");
-  row("disk", show_rate(c.disk_bytes_per_second), "written by each rank, all at once");
+  if (c.disk_bytes_per_second > 0)
+    row("disk", show_rate(c.disk_bytes_per_second), "written by each rank, all at once");
   row("driver and libraries hold", show_bytes(static_cast<double>(result.overhead_bytes)), "");
 }
 

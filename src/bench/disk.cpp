@@ -13,7 +13,7 @@ namespace voltapile::bench {
 
 double measure_disk(Communicator& world, const BenchOptions& options) {
   constexpr size_t kPiece = size_t{32} << 20;
-  const size_t pieces = options.quick ? 1 : 64;
+  const size_t pieces = options.quick ? 1 : 64;  // 2 GiB
   std::unique_ptr<host::DiskFile> file;
   std::vector<std::byte> bytes(kPiece, std::byte{0x5a});
   agree(world, [&] {

@@ -69,7 +69,8 @@ std::string hardware_file(const BenchResult& result) {
   add(text, "device_to_host_bytes_per_second", number(c.device_to_host_bytes_per_second));
   add(text, "product_flops_per_second", number(c.product_flops_per_second));
   add(text, "launch_seconds", number(c.launch_seconds));
-  add(text, "disk_bytes_per_second", number(c.disk_bytes_per_second));
+  if (c.disk_bytes_per_second > 0)
+    add(text, "disk_bytes_per_second", number(c.disk_bytes_per_second));
   add_communication(text, "all_reduce", result.communication.all_reduce);
   add_communication(text, "point_to_point", result.communication.point_to_point);
   for (const KernelFigure& k : result.kernels) add_kernel(text, k);

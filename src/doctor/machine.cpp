@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "voltapile/base/format.hpp"
+#include "voltapile/base/host.hpp"
 #include "voltapile/base/units.hpp"
 
 #include "parts.hpp"
@@ -116,9 +117,8 @@ std::vector<Finding> examine_machine() {
   found.push_back(cpus);
   examine_groups(found);
   for (Finding& node : examine_numa()) found.push_back(std::move(node));
-  const double free_bytes =
-      1024 * std::atof(output_of("sed -n 's/^MemAvailable: *//p' /proc/meminfo").c_str());
-  found.push_back({.what = "free memory", .value = show_bytes(free_bytes)});
+  found.push_back(
+      {.what = "free memory", .value = show_bytes(static_cast<double>(available_memory()))});
   return found;
 }
 

@@ -36,6 +36,11 @@ ChunkLayers layers_of(const Chunk& chunk) {
   return {chunk.first_layer, chunk.end_layer, chunk.segment_layers};
 }
 
+bool Plan::saves() const {
+  const Deck::Checkpoint& rules = deck.checkpoint;
+  return rules.every_steps > 0 || rules.every_minutes > 0 || rules.at_end;
+}
+
 bool Plan::split_backward() const {
   for (const Program& program : train.programs)
     for (const Instruction& instruction : program)
@@ -248,8 +253,7 @@ std::vector<MemoryLine> Plan::memory(int pp_rank) const {
   const auto held = static_cast<size_t>(batches_held());
   table.add(counted("pictures and labels of a step", held),
             held * sample * static_cast<size_t>(train.shape.micros), Home::host);
-  if (deck.checkpoint.every_steps > 0 || deck.checkpoint.every_minutes > 0 ||
-      deck.checkpoint.at_end)
+  if (saves())
     table.add("state on its way to a checkpoint", save_size(*this, pp_rank).pool, Home::host);
   return table.take();
 }

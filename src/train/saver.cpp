@@ -8,14 +8,18 @@ Saver::~Saver() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Saver::prepare() {
-  VP_CHECK(!under_way(), "a checkpoint is begun over one that is being written");
-  began_ = now_seconds();
-  if (copies_all()) return stage(context_, staged_);
-  if (pool_.bytes() > 0) return;
+void Saver::reserve() {
+  if (copies_all() || pool_.bytes() > 0) return;
   pieces_ = pieces_of(context_);
   pool_ = context_.device().allocate_compute(save_size(context_.plan(), context_.coord().pp).pool,
                                              "checkpoint.pool", context_.host_pool());
+}
+
+void Saver::prepare() {
+  VP_CHECK(!under_way(), "a checkpoint is begun over one that is being written");
+  began_ = now_seconds();
+  if (copies_all()) stage(context_, staged_);
+  else reserve();
 }
 
 void Saver::start(const RunState& run, const Keep& keep) {
@@ -28,6 +32,7 @@ void Saver::start(const RunState& run, const Keep& keep) {
     try {
       saved_.folder = write(run, keep);
     } catch (...) { fault_ = std::current_exception(); }
+    if (!copies_all()) context_.hold().release_all();  // if it failed before there was a pool
     saved_.update_seconds = copies_all() ? 0 : context_.hold().waited_seconds();
     saved_.seconds = now_seconds() - began_;
     ended_ = true;

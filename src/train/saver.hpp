@@ -35,8 +35,10 @@ class Saver {
   ~Saver();
 
   const std::filesystem::path& checkpoints() const { return checkpoints_; }
-  // Copies the state, or takes memory for that; every lane must be idle, and stay so until start(),
-  // and no save under way. May fail on one rank alone.
+  // Takes the pool's memory, so that no save does; may fail on one rank alone.
+  void reserve();
+  // Copies the state, where it is on the device; every lane must be idle, and stay so until
+  // start(), and no save under way. May fail on one rank alone.
   void prepare();
   // Writes the state as it is now as the checkpoint of `run`.
   void start(const RunState& run, const Keep& keep);

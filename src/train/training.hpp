@@ -35,6 +35,7 @@ class Training {
         saver_(context, *context.links().checkpoint, std::move(checkpoints), options.before_write) {
     if (test.samples > 0) evaluator_.emplace(context, std::move(test));
     if (plan.deck.run.check_every_steps > 0) integrity_.emplace(context, control);
+    if (plan.saves()) saver_.reserve();
     engine_.keep_lane_states();
     watched_ = watch.observe([this](RankState& state) { look(state); });
   }

@@ -12,6 +12,7 @@
 #include <elf.h>
 #include <link.h>
 
+#include "voltapile/base/host.hpp"
 #include "voltapile/base/log.hpp"
 #include "voltapile/base/units.hpp"
 #include "voltapile/base/version.hpp"
@@ -157,7 +158,7 @@ std::vector<Fact> build_facts() {
 std::vector<Fact> machine_facts() {
   using namespace std::chrono;
   const double now = duration<double>(system_clock::now().time_since_epoch()).count();
-  const double free_bytes = 1024 * std::atof(line_of("/proc/meminfo", "MemAvailable").c_str());
+  const auto free_bytes = static_cast<double>(available_memory());
   return {{.name = "time", .value = time_text(now), .number = now, .tolerance = kClockTolerance},
           {.name = "CPU", .value = line_of("/proc/cpuinfo", "model name")},
           {.name = "free memory",

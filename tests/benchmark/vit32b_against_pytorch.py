@@ -4,9 +4,9 @@ against PyTorch's FSDP2 with CPU offload.
     python3 tests/benchmark/vit32b_against_pytorch.py --batch 32 --rounds 2
     python3 tests/benchmark/vit32b_against_pytorch.py --small            # tiny, on CPU ranks
 
-Needs torch and timm in the Python that runs it, and a build with CUDA. Both sides' states do not fit
-into one machine's memory together, so each round starts both anew, one after the other, and leaves
-their first steps out. Both compute in bf16, recompute every block and clip at 1.
+Needs torch and timm in the Python that runs it, and a build with CUDA. The states of both sides
+together do not fit into one machine's memory, so each round starts both anew, one after the other,
+and leaves their first steps out. Both compute in bf16, recompute every block and clip at 1.
 """
 
 import argparse

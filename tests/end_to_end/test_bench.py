@@ -50,7 +50,8 @@ def good(number):
 @pytest.mark.parametrize("ranks,type_name", [(1, "f32"), (2, "bf16")])
 def test_everything_is_measured_and_written(program, ranks, type_name):
     out = program.good(
-        *("bench", "--device", DEVICE, "--type", type_name, "--quick", "--write", "hardware.toml"),
+        *("bench", "--device", DEVICE, "--type", type_name, "--quick"),
+        *("--disk", program.folder, "--write", "hardware.toml"),
         ranks=0 if ranks == 1 else ranks,
     )
     assert max(len(line) for line in out.splitlines()) <= 100

@@ -1,12 +1,14 @@
 """Checkpoints are written while training goes on, and a save that fails loses nothing."""
 
+import resource
 import shlex
+import shutil
 import subprocess
 import time
 
 import pytest
 
-from conftest import DECK, kill_everything, losses
+from conftest import DECK, kill_everything, losses, rank_processes
 
 
 def test_saving_every_step_changes_no_loss(program):
@@ -185,3 +187,42 @@ def test_a_damaged_latest_checkpoint_is_refused_or_gives_way(program):
     assert program.run("status", deck).returncode == 4
     done = program.run("status", deck, "--set", "checkpoint.fallback=true")
     assert done.returncode == 75 and "8" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("home", ["device", "host", "nvme"])
+def test_a_limit_on_the_size_of_files_ends_the_run_and_keeps_the_last_good_checkpoint(
+    program, home
+):
+    # What a quota does to a write, played by RLIMIT_FSIZE: quotas are not to be had everywhere.
+    deck = program.deck(DECK.replace("steps = 12", "steps = 3000"))
+    run = program.folder / "runs" / "small"
+    homes = ["--set", f"memory.optimizer={home}", "--set", "memory.nvme_dir=scratch"]
+    job = program.start("train", deck, *homes, "--set", "checkpoint.pool=65536", ranks=4)
+    try:
+        while not (run / "checkpoints" / "latest").exists() and job.poll() is None:
+            time.sleep(0.02)
+        last = rank_processes(job.pid)[-1]
+        resource.prlimit(last, resource.RLIMIT_FSIZE, (100_000, 100_000))
+        out, _ = job.communicate(timeout=200)
+    finally:
+        kill_everything(job)
+    assert job.returncode == 5, out
+    said = out.strip().splitlines()[-1]
+    assert "was not written: rank 3: " in said and "File too large" in said, out
+    assert not list((run / "checkpoints").glob("*.partial"))
+    program.good("verify", run)
+
+
+def test_another_runs_shard_of_the_same_step_is_refused_and_named(program):
+    deck = program.deck()
+    program.good("train", deck, ranks=4)
+    program.good("train", deck, "--set", "run.name=other", "--set", "run.seed=4", ranks=4)
+    shard = "checkpoints/step_00000012/shard_00001.h5"
+    runs = program.folder / "runs"
+    shutil.copyfile(runs / "other" / shard, runs / "small" / shard)
+    for command in (["verify", runs / "small"], ["train", deck, "--set", "run.steps=16"]):
+        done = program.run(*command, ranks=4 if command[0] == "train" else 0)
+        said = done.stdout + done.stderr
+        assert done.returncode == 4, said
+        assert "shard_00001.h5" in said and "is it another checkpoint's file?" in said, said
+    program.good("verify", runs / "other")

@@ -90,11 +90,15 @@ def test_the_table_replaces_the_one_before_and_nothing_else(tmp_path):
     reports.mkdir()
     page = tmp_path / "PAGE.md"
     page.write_text("# Title\nwords\n")
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    (figures / "soak.md").write_text("| soak | |\n")
     for _ in range(2):
         run(reports, gtest())
-        count(reports, "--markdown", page)
+        count(reports, "--markdown", page, "--figures", figures)
         page.write_text(page.read_text() + "more words\n")
     text = page.read_text()
     assert text.startswith("# Title\nwords\n") and text.endswith("more words\nmore words\n")
     assert text.count("| stage | 1.sh |") + text.count("| stage | 0.sh |") >= 1
-    assert text.count("| --- |") == 1
+    assert text.count("| --- |") == 1 and text.count("| soak | |\n") == 1
+    assert text.count(" cores, Linux ") == 1 and "| 2 | 0 | 1 |" in text

@@ -15,7 +15,7 @@ struct BenchOptions {
   DeviceKind device = DeviceKind::cpu;
   DType type = DType::f32;        // f16, bf16 or f32
   bool quick = false;             // small shapes, few repetitions: whether it works, not how fast
-  std::string disk = ".";         // the folder whose disk is measured
+  std::string disk;               // a folder whose disk is measured; empty: none is
   std::vector<std::string> only;  // names of kernels to time; empty: all, and the end to end part
 };
 
@@ -29,7 +29,8 @@ struct Ceilings {
   double host_to_device_bytes_per_second = 0, device_to_host_bytes_per_second = 0;  // pinned
   double product_flops_per_second = 0;  // best of a few large matrix products
   double launch_seconds = 0;            // a kernel of 8 elements, among others
-  double disk_bytes_per_second = 0;     // written past the page cache by every rank; the slowest's
+  // Written past the page cache by every rank at once, the slowest's; 0: not measured.
+  double disk_bytes_per_second = 0;
 };
 
 // Slowest rank's.

@@ -90,6 +90,7 @@ struct Plan {
   ScheduleShape shape() const { return train.shape; }
   // Steps whose batch lies in host memory: data.prefetch_factor ahead, and two in flight.
   int batches_held() const { return deck.data.prefetch_factor + 2; }
+  bool saves() const;           // checkpoints, unasked
   bool split_backward() const;  // the schedule has backward_weight instructions
   // Elements of chunk `chunk` that one data rank's optimizer owns.
   int64_t shard_elements(int chunk) const;

@@ -193,8 +193,7 @@ Result after_steps(const Code& code, int threads, size_t n) {
 
 TEST(Moments8, of_frozen_parameters_stay_as_they_are) {
   const size_t n = 3000;
-  const Result before = {samples(n, true), samples(n, true), {}, Moments(n)};
-  Result r = before;
+  Result before = {samples(n, true), samples(n, true), {}, Moments(n)}, r = before;
   std::vector<float> gradients(n, 1.0f);
   ThreadPool pool(2);
   encode_moments(pool, view(gradients), view(gradients), r.moments.views());

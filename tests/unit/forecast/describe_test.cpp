@@ -72,6 +72,32 @@ TEST(Describe, SaysEverythingThatThePlanDecided) {
     EXPECT_NE(page.find(part), std::string::npos) << "no \"" << part << "\" in\n" << page;
 }
 
+// Figures of the disk are those of a hardware file, or none.
+TEST(Describe, TellsWhatASaveHoldsUpWhereTheDiskIsKnown) {
+  Deck deck = test::sample_deck();
+  deck.model.dim = 256;
+  deck.model.mlp = 1024;
+  deck.memory.optimizer = Home::host;
+  deck.checkpoint.pool_bytes = 2'000'000;
+  const Plan plan = make_plan(deck);
+  const auto said = [&](const Hardware& hardware) {
+    std::string page = describe(plan, hardware);
+    page = page.substr(page.find("  saving "));
+    page = page.substr(0, page.find("\n\n"));
+    for (size_t at = 0; (at = page.find("\n               ")) != std::string::npos;)
+      page.replace(at, 16, " ");
+    return page;
+  };
+  EXPECT_NE(said({}).find("how long that takes is unknown"), std::string::npos) << said({});
+  const auto state = static_cast<double>(save_size(plan, 0).bytes);
+  Hardware hardware;
+  hardware.disk_is_measured = true;
+  hardware.disk_bytes_per_second = (state - 2e6) / 50;
+  const std::string page = said(hardware);
+  EXPECT_NE(page.find("a pool of 2.00 MB"), std::string::npos) << page;
+  EXPECT_NE(page.find("to be written: 50.0 s at most, of "), std::string::npos) << page;
+}
+
 TEST(Describe, StaysWithinItsColumnsAndEndsNoLineWithSpaces) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     const Plan plan = make_plan(test::random_deck(seed));

@@ -176,6 +176,41 @@ TEST(Memory, HomesMoveTheirLines) {
   EXPECT_GT(line(plan, "saved activations", Home::device), 0u);  // in transit
 }
 
+// In full only of what is copied from the device; else checkpoint.pool bounds it, and the rest of
+// the state is what updates may have to wait for.
+TEST(Memory, ACheckpointTakesItsPoolOrACopyOfTheState) {
+  Deck deck = test::sample_deck();
+  deck.model.dim = 256;
+  deck.model.mlp = 1024;
+  deck.checkpoint.at_end = true;
+  deck.checkpoint.pool_bytes = 2'000'000;
+  const auto line = [](const Plan& plan) {
+    size_t bytes = 0;
+    for (const MemoryLine& l : plan.memory(0))
+      if (l.name.starts_with("state on its way")) bytes += l.bytes;
+    return bytes;
+  };
+  Plan plan = make_plan(deck);
+  const auto state = 12 * static_cast<size_t>(plan.chunks[0].parameters.elements);
+  EXPECT_EQ(save_size(plan, 0).bytes, state);
+  EXPECT_EQ(line(plan), state);
+  EXPECT_EQ(save_size(plan, 0).held, 0u);
+  for (Home home : {Home::host, Home::nvme}) {
+    deck.memory.optimizer = home;
+    plan = make_plan(deck);
+    EXPECT_EQ(save_size(plan, 0).bytes, state);
+    EXPECT_EQ(save_size(plan, 0).held, state - 2'000'000);
+    EXPECT_EQ(line(plan), 2'000'000u);
+  }
+  deck.optimizer.moments = MomentStore::int8;  // f32 in the checkpoint
+  EXPECT_EQ(save_size(make_plan(deck), 0).bytes, state);
+  deck.checkpoint.pool_bytes = 1'000'000'000;
+  EXPECT_EQ(save_size(make_plan(deck), 0).held, 0u);
+  EXPECT_LT(line(make_plan(deck)), state + state / 10);
+  deck.checkpoint.at_end = false;
+  EXPECT_EQ(line(make_plan(deck)), 0u);
+}
+
 // Saved tensors and the input wait in a byte an element and a scale a block.
 TEST(Memory, EightBitActivationsTakeAboutAQuarterOfF32) {
   Deck deck = test::sample_deck();

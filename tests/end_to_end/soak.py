@@ -1,0 +1,315 @@
+"""A run under faults without end, against the same run left alone.
+
+    soak.py [--minutes 120] [--between 20] [--seed 1] [--folder DIR] [--markdown FILE]
+
+jobscripts/mpirun.sh trains on CPU ranks while at random times a rank or the launcher is killed, a
+rank is stopped for good or for a moment, the disk fills up, or the job is asked to stop and is
+submitted again, as a queue does after preemption. When the minutes are over the job stops with a
+checkpoint. Then the same steps are done without a fault, with each rank's memory and open files
+sampled, and both runs must have the same losses, weights and moments, bit for bit. The faults need
+the right to mount a small disk; without it the disk does not fill up, and that is said.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from conftest import BINARY, MPI_ENVIRONMENT, ROOT, fill_disk, kill_everything, losses
+from conftest import rank_of, rank_processes, ranks_in, wait_until_gone
+
+DECK = """
+[run]
+name = "soak"
+steps = 1000000000
+seed = 5
+threads = 1
+log_every = 1000
+hang_timeout = "8s"
+check_every_steps = 50
+[model]
+image = 24
+channels = 1
+patch = 4
+dim = 128
+depth = 4
+heads = 4
+classes = 10
+[parallel]
+pipeline = 2
+data = 2
+schedule = "1f1b"
+[batch]
+global = 16
+micro = 2
+[optimizer]
+lr = 1e-4
+schedule = "constant"
+[data]
+format = "synthetic"
+synthetic_train = 2000
+mean = [0.5]
+std = [0.5]
+[checkpoint]
+every_steps = 20
+keep_last = 2
+"""
+RANKS = 4
+TRAPS_S = 1  # until a job script listens to signals
+SAMPLES = 200  # of memory and files, at most
+LINE_BYTES = 256  # that the first rank keeps of each step, for metrics.h5
+
+
+class Soak:
+    def __init__(self, folder, seed):
+        self.folder, self.rng = folder, random.Random(seed)
+        self.deck = folder / "soak.toml"
+        self.deck.write_text(DECK)
+        self.disk = folder / "disk"
+        self.disk.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=96m", "none", self.disk]
+        self.mounted = subprocess.run(mount, capture_output=True).returncode == 0
+        self.run = self.disk / "soak"
+        self.environment = {
+            **os.environ,
+            **MPI_ENVIRONMENT,
+            "VOLTAPILE": BINARY,
+            "VOLTAPILE_PAUSE": "1",
+            "VOLTAPILE_RESTARTS": "20",
+        }
+        self.job, self.log = None, open(folder / "log.txt", "wb", buffering=0)
+        self.counts = {}
+        self.submitted = 0.0
+
+    def submit(self):
+        self.submitted = time.time()
+        self.job = subprocess.Popen(
+            [ROOT / "jobscripts/mpirun.sh", self.deck, "--set", f"run.dir={self.disk}"],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def processes(self):
+        """Those of the job's ranks that train, by rank."""
+        found = {}
+        for process in ranks_in(self.folder):
+            try:
+                found[rank_of(process)] = process
+            except (KeyError, FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+        return found
+
+    def strike(self, process, *signals, pause=0.0):
+        try:
+            for number, each in enumerate(signals):
+                time.sleep(pause if number else 0)
+                os.kill(process, each)
+        except ProcessLookupError:
+            pass
+
+    def fault(self):
+        """One at random; its name, or None where there is nobody to meet it."""
+        processes = self.processes()
+        if not processes or self.job.poll() is not None:
+            return None
+        if time.time() < self.submitted + TRAPS_S:
+            return None
+        victim = self.rng.choice(sorted(processes.values()))
+        kinds = ["killed rank", "killed launcher", "stopped rank", "pause", "requeue"]
+        kind = self.rng.choice(kinds + (["full disk"] if self.mounted else []))
+        if kind == "killed rank":
+            self.strike(victim, signal.SIGKILL)
+        elif kind == "killed launcher":
+            stat = pathlib.Path(f"/proc/{victim}/stat").read_text()
+            parent = int(stat.rsplit(")", 1)[1].split()[1])
+            if parent == self.job.pid or parent <= 1:
+                return None
+            self.strike(parent, signal.SIGKILL)
+        elif kind == "stopped rank":
+            self.strike(victim, signal.SIGSTOP)
+        elif kind == "pause":
+            self.strike(victim, signal.SIGSTOP, signal.SIGCONT, pause=1.0)
+        elif kind == "full disk":
+            fill_disk(self.disk)
+            time.sleep(self.rng.uniform(0.5, 4))
+            (self.disk / "filler").unlink()
+        elif kind == "requeue":
+            self.strike(self.job.pid, signal.SIGUSR1)
+        return kind
+
+    def keep_going(self):
+        """Submits again what stopped on purpose; anything else that ends the job is a failure."""
+        if self.job.poll() is None:
+            return
+        if self.job.returncode != 75:
+            sys.exit(f"the job ended with {self.job.returncode}:\n{self.tail()}")
+        self.submit()
+
+    def tail(self):
+        return (self.folder / "log.txt").read_text(errors="replace")[-4000:]
+
+    def endure(self, minutes, between):
+        end = time.monotonic() + 60 * minutes
+        self.submit()
+        while time.monotonic() < end:
+            time.sleep(min(self.rng.expovariate(1 / between), end - time.monotonic() + 0.01))
+            try:
+                kind = self.fault()
+            except FileNotFoundError:  # it ended by itself just then
+                kind = None
+            if kind:
+                self.counts[kind] = self.counts.get(kind, 0) + 1
+            time.sleep(0.2)
+            self.keep_going()
+        self.stop()
+
+    def stop(self):
+        """With a checkpoint, by the signal that a queue sends, once it trains."""
+        for _ in range(20):
+            self.keep_going()
+            saved, end = self.saved(), time.monotonic() + 120
+            while self.job.poll() is None and not self.trains(saved) and time.monotonic() < end:
+                time.sleep(0.1)
+            self.strike(self.job.pid, signal.SIGUSR1)
+            self.job.wait(timeout=120)
+            if self.job.returncode == 75 and self.saved() == self.recorded() > saved:
+                return
+        sys.exit(f"the job does not stop with a checkpoint:\n{self.tail()}")
+
+    def trains(self, saved):
+        """Whether this submission has done a step: there may be lines of an earlier one."""
+        lines = self.run / "metrics.jsonl"
+        fresh = lines.exists() and lines.stat().st_mtime > self.submitted + TRAPS_S
+        return fresh and self.recorded() > saved
+
+    def recorded(self):
+        return max(losses(self.run), default=0) if self.run.exists() else 0
+
+    def saved(self):
+        latest = self.run / "checkpoints/latest"
+        return int(os.readlink(latest).split("_")[1]) if latest.is_symlink() else 0
+
+    def close(self):
+        for process in ranks_in(self.folder):
+            wait_until_gone([process])
+        if self.job and self.job.poll() is None:
+            self.job.kill()
+        if self.mounted:
+            subprocess.run(["umount", "-l", self.disk], capture_output=True)
+
+
+def sample(process):
+    """(resident bytes, open files) of a process."""
+    status = pathlib.Path(f"/proc/{process}/status").read_text()
+    resident = int(status.split("VmRSS:")[1].split()[0]) * 1024
+    return resident, len(os.listdir(f"/proc/{process}/fd"))
+
+
+def leave_alone(soak, steps):
+    """The same steps without a fault, and samples of each rank: {rank: [(bytes, files)]}."""
+    arguments = ["train", soak.deck, "--set", f"run.steps={steps}", "--set", "run.name=alone"]
+    job = subprocess.Popen(
+        ["mpirun", "-n", str(RANKS), BINARY, *arguments, "--set", f"run.dir={soak.folder}"],
+        cwd=soak.folder,
+        env=soak.environment,
+        stdout=soak.log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    samples, every = {}, 0.25
+    try:
+        while job.poll() is None:
+            for process in rank_processes(job.pid):
+                try:
+                    samples.setdefault(rank_of(process), []).append(sample(process))
+                except (OSError, KeyError, IndexError):
+                    continue  # it is just ending
+            if samples and len(samples[min(samples)]) >= SAMPLES:
+                samples = {rank: taken[::2] for rank, taken in samples.items()}
+                every *= 2
+            time.sleep(every)
+    finally:
+        kill_everything(job)
+    if job.returncode != 0:
+        sys.exit(f"the run without faults ended with {job.returncode}:\n{soak.tail()}")
+    return samples
+
+
+def growth(values):
+    """Medians of the second and the last quarter of the samples: the first is the start."""
+    quarter = max(1, len(values) // 4)
+    return statistics.median(values[quarter : 2 * quarter]), statistics.median(values[-quarter:])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    minutes = float(os.environ.get("VOLTAPILE_SOAK_MINUTES", 120))
+    parser.add_argument("--minutes", type=float, default=minutes)
+    parser.add_argument("--between", type=float, default=20, help="faults, seconds on average")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=pathlib.Path, help="kept; default: one that goes")
+    parser.add_argument("--markdown", type=pathlib.Path, help="where the figures go as a table")
+    options = parser.parse_args()
+    folder = options.folder or pathlib.Path(tempfile.mkdtemp(prefix="voltapile_soak_"))
+    folder.mkdir(parents=True, exist_ok=True)
+    soak = Soak(folder.resolve(), options.seed)
+    try:
+        soak.endure(options.minutes, options.between)
+        steps = soak.saved()
+        samples = leave_alone(soak, steps)
+        figures = judge(soak, steps, samples, options.minutes)
+    finally:
+        soak.close()
+    if options.folder is None:
+        shutil.rmtree(folder)
+    print(json.dumps(figures, indent=2))
+    if options.markdown:
+        rows = [f"| {name} | {value} |" for name, value in figures.items()]
+        options.markdown.write_text("\n".join(["| soak | |", "| --- | --- |", *rows]) + "\n")
+
+
+def judge(soak, steps, samples, minutes):
+    alone = soak.folder / "alone"
+    if losses(soak.run) != losses(alone):
+        sys.exit("the losses differ from those of the run that was left alone")
+    diff = subprocess.run(
+        [BINARY, "diff", soak.run, alone, "--moments"], text=True, capture_output=True
+    )
+    if diff.returncode != 0:
+        sys.exit(f"weights or moments differ:\n{diff.stdout}{diff.stderr}")
+    log = (soak.folder / "log.txt").read_text(errors="replace")
+    resident, files = [], []
+    for rank, taken in sorted(samples.items()):
+        early, late = growth([each for each, _ in taken])
+        resident.append(f"{early / 1e6:.1f} to {late / 1e6:.1f}")
+        if late > 1.05 * early + (LINE_BYTES * steps if rank == 0 else 0):
+            sys.exit(f"rank {rank} of the run that was left alone grew: {resident[-1]} MB")
+        early, late = growth([each for _, each in taken])
+        files.append(f"{early:g} to {late:g}")
+        if late > early:
+            sys.exit(f"rank {rank} of the run that was left alone opened files: {files[-1]}")
+    return {
+        "minutes of faults": f"{minutes:g}",
+        "ranks": RANKS,
+        "faults": ", ".join(f"{count} {kind}" for kind, count in sorted(soak.counts.items())),
+        "restarts by the job script": log.count("] Failed "),
+        "steps": steps,
+        "equal to the run left alone": "losses, weights and moments, bit for bit",
+        "MB of each rank left alone, second quarter to last": ", ".join(resident),
+        "its open files": ", ".join(files),
+    }
+
+
+if __name__ == "__main__":
+    main()
