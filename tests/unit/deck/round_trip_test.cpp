@@ -45,6 +45,7 @@ class RandomDeck {
     const int64_t first = integer(0, 1000);
     if (flag())
       deck.trace.steps = std::to_string(first) + ":" + std::to_string(first + integer(1, 9));
+    deck.trace.gpu_seconds = flag() ? 0 : static_cast<double>(integer(1, 5000));
     return deck;
   }
 
