@@ -6,12 +6,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "voltapile/base/thread_pool.hpp"
 #include "voltapile/checkpoint/durable.hpp"
 #include "voltapile/h5/h5.hpp"
 
 #include "mapping.hpp"
 #include "shard_file.hpp"
+#include "task_queue.hpp"
 
 namespace voltapile {
 namespace {
@@ -63,7 +63,8 @@ std::vector<Place> lay_out(const std::filesystem::path& path, int rank, int64_t 
   return places;
 }
 
-// Writes and digests a file from its first byte to its last.
+// Writes a file from its first byte to its last. Its bytes are looked at and digested beside that,
+// one slab behind.
 class Filler {
  public:
   Filler(const std::filesystem::path& path, const std::vector<Piece>& pieces, StateSource& source,
@@ -76,6 +77,7 @@ class Filler {
       values(place);
     }
     structure(file_.bytes());
+    digests_.wait(newest_);
     may_go_on_();
     file_.close();
     report_.bytes = file_.bytes();
@@ -87,14 +89,14 @@ class Filler {
   // What HDF5 has written up to `end`.
   void structure(int64_t end) {
     VP_CHECK(end >= at_, "datasets overlap at byte {}", end);
-    const int64_t begin = at_;
-    std::vector<std::byte> bytes(ShardFile::kPage);
-    while (at_ < end) {
-      bytes.resize(std::min<size_t>(bytes.size(), static_cast<size_t>(end - at_)));
-      file_.read(at_, bytes);
+    if (at_ == end) return;
+    std::vector<std::byte> bytes(static_cast<size_t>(end - at_));
+    file_.read(at_, bytes);
+    newest_ = digests_.add([this, begin = at_, bytes = std::move(bytes)] {
       add(bytes);
-    }
-    if (begin < end) close_range({}, begin);
+      close_range({}, begin, begin + static_cast<int64_t>(bytes.size()));
+    });
+    at_ = end;
   }
 
   void values(const Place& place) {
@@ -108,17 +110,18 @@ class Filler {
                place.dataset(pieces_), count, size - done);
       const std::span<const float> kept =
           taken.first(static_cast<size_t>(std::clamp<int64_t>(place.elements - done, 0, count)));
-      const std::span<const std::byte> bytes = std::as_bytes(kept);
-      const int64_t at = at_;
-      // While the disk takes a slab, its bytes are looked at.
-      both_.for_each_range(2, 1, [&](int64_t task, int64_t) {
-        if (task == 0) return file_.write(at, bytes);
-        refuse_nan(place, piece.begin + done, kept);
-        add(bytes);
+      // The slab before this one goes when the next is taken.
+      digests_.wait(newest_);
+      newest_ = digests_.add([this, place, first = piece.begin + done, kept] {
+        refuse_nan(place, first, kept);
+        add(std::as_bytes(kept));
       });
+      file_.write(at_, std::as_bytes(kept));
+      at_ += static_cast<int64_t>(kept.size_bytes());
       done += count;
     }
-    close_range(place.dataset(pieces_), begin);
+    newest_ = digests_.add(
+        [this, place, begin, end = at_] { close_range(place.dataset(pieces_), begin, end); });
   }
 
   void refuse_nan(const Place& place, int64_t first, std::span<const float> values) const {
@@ -137,10 +140,9 @@ class Filler {
   void add(std::span<const std::byte> bytes) {
     whole_.add(bytes);
     part_.add(bytes);
-    at_ += static_cast<int64_t>(bytes.size());
   }
-  void close_range(std::string dataset, int64_t begin) {
-    report_.ranges.push_back({std::move(dataset), begin, at_, part_.hex()});
+  void close_range(std::string dataset, int64_t begin, int64_t end) {
+    report_.ranges.push_back({std::move(dataset), begin, end, part_.hex()});
     part_.reset();
   }
 
@@ -149,9 +151,10 @@ class Filler {
   StateSource& source_;
   const std::function<void()>& may_go_on_;
   ShardReport& report_;
-  RunningDigest whole_, part_;
   int64_t at_ = 0;
-  ThreadPool both_{2};
+  RunningDigest whole_, part_;  // the queue's, as the report's ranges are
+  int64_t newest_ = 0;
+  TaskQueue digests_;
 };
 
 }  // namespace

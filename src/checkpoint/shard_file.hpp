@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 
+#include "voltapile/base/thread_pool.hpp"
+
 #include "descriptor.hpp"
 
 namespace voltapile {
@@ -39,6 +41,7 @@ class ShardFile {
 
  private:
   bool write_past_cache(int64_t at, std::span<const std::byte> pages);
+  bool write_in_two(int64_t at, std::span<const std::byte> block);
   void write_through_cache(int64_t at, std::span<const std::byte> from);
 
   std::filesystem::path path_;
@@ -46,6 +49,7 @@ class ShardFile {
   int direct_ = -1;  // another descriptor of the file
   int64_t bytes_ = 0;
   std::string refusal_;
+  ThreadPool both_{2};
   std::unique_ptr<std::byte, decltype(&std::free)> copies_{nullptr, &std::free};
 };
 

@@ -9,6 +9,8 @@ namespace {
 constexpr size_t kPage = 4096, kMostSlabBytes = size_t{8} << 20;
 // So that copying, writing and waiting for room overlap.
 constexpr size_t kLeastSlabs = 4;
+// By the writer: the one that it is given, and the one before.
+constexpr size_t kHeldSlabs = 2;
 
 size_t round_up(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 size_t round_down(size_t bytes) { return bytes / kPage * kPage; }
@@ -189,14 +191,14 @@ std::optional<size_t> StatePool::room_for(size_t bytes) const {
 std::span<const float> StatePool::take() {
   if (before_write_) before_write_();
   std::unique_lock lock(mutex_);
-  if (std::exchange(taken_, false)) {
+  if (taken_ == kHeldSlabs) {
     slabs_.pop_front();
+    --taken_;
     freed_.notify_all();
   }
-  filled_.wait(lock, [&] { return !slabs_.empty() || fault_ != nullptr; });
-  if (slabs_.empty()) std::rethrow_exception(fault_);
-  taken_ = true;
-  const Slab& slab = slabs_.front();
+  filled_.wait(lock, [&] { return slabs_.size() > taken_ || fault_ != nullptr; });
+  if (slabs_.size() == taken_) std::rethrow_exception(fault_);
+  const Slab& slab = slabs_[taken_++];
   return {reinterpret_cast<const float*>(pool_ + slab.at), slab.elements};
 }
 
