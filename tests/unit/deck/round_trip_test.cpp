@@ -89,6 +89,9 @@ class RandomDeck {
     run.gpu_kernels = pick({GpuKernels::automatic, GpuKernels::volta});
     if (flag()) run.hang_timeout_seconds = integer(1, 1000000);
     run.check_every_steps = integer(0, 1000);
+    run.skip_limit = integer(1, 1'000'000);
+    run.on_divergence = pick({OnDivergence::stop, OnDivergence::rewind});
+    run.rewind_limit = integer(1, 1000);
   }
 
   void draw_model(Deck::Model& model) {
