@@ -10,6 +10,7 @@
 #include "voltapile/device/host/memory.hpp"
 
 #include "kernels.hpp"
+#include "ranges.hpp"
 #include "stream.hpp"
 
 namespace voltapile::cuda {
@@ -59,6 +60,9 @@ class CudaDevice final : public Device {
                   show_bytes(static_cast<double>(gpu.total_bytes)),
                   context_.volta() && gpu.sm >= 80 ? ", kernels of sm_70" : "");
   }
+
+  void open_range(const Instruction& instruction) override { ranges_.open(instruction); }
+  void close_range() override { ranges_.close(); }
 
   std::string pci_address() const override { return context_.gpu().bus_id; }
   std::vector<std::pair<std::string, std::string>> versions() const override {
@@ -179,6 +183,7 @@ class CudaDevice final : public Device {
   bool driver_took_memory_ = false;
   Recordings recordings_;
   GpuClock clock_;
+  Ranges ranges_;
 };
 
 }  // namespace

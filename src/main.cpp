@@ -321,6 +321,8 @@ int run(int argc, char** argv) {
   look->add_option("--html", arguments.report.html, "write one self-contained page");
   look->add_option("--perfetto", arguments.report.perfetto,
                    "write the trace for ui.perfetto.dev (JSON)");
+  look->add_option("--hardware", arguments.report.hardware,
+                   "a hardware file: arithmetic as a share of what bench measured");
   look->add_flag("--follow", arguments.report.follow, "again whenever the run goes on");
   CLI::App* bench = app.add_subcommand(
       "bench", "measure this machine, every kernel and a training step (may be under mpirun)");

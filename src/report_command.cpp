@@ -35,12 +35,14 @@ ExitCode report(const ReportArguments& arguments) {
   std::vector<Run> runs;
   runs.push_back(read_run(arguments.folder));
   if (!arguments.other.empty()) runs.push_back(read_run(arguments.other));
+  if (!arguments.hardware.empty())
+    for (Run& run : runs) run.hardware = load_hardware(arguments.hardware);
   for (const Run& run : runs) std::cout << describe(run) << (&run == &runs.back() ? "" : "\n");
   if (runs.size() == 2) std::cout << compare(runs[0], runs[1]);
   if (!arguments.perfetto.empty()) {
-    if (!runs.front().trace) {
+    if (!runs.front().trace || runs.front().trace->end_step() == 0) {
       throw Error(ExitCode::bad_input,
-                  format("{} holds no trace.h5 to export: set trace.steps in the deck, say to "
+                  format("{} holds no recorded step to export: set trace.steps in the deck, say to "
                          "\"10:15\", and train",
                          runs.front().folder.string()));
     }

@@ -9,6 +9,7 @@ namespace voltapile {
 struct ReportArguments {
   std::string folder, other;   // other: compared with it
   std::string html, perfetto;  // files to write; empty: none
+  std::string hardware;        // to compare with; empty: none
   bool follow = false;
 };
 

@@ -205,6 +205,13 @@ void add_data_and_output(Schema& schema) {
                      "left out.",
              .on_resume = OnResume::may_change,
              .also = "window"});
+  trace.add("gpu_every", &T::gpu_seconds, WordOr{"never", Seconds{}},
+            {.fallback = literal("\"1s\""),
+             .help = "Time between two looks at each GPU by NVML, over the whole run: use, memory, "
+                     "power, clocks, temperature, bytes over PCIe and NVLink, energy; into "
+                     "trace.h5, and from there into the report. Nothing on a CPU.",
+             .on_resume = OnResume::may_change,
+             .also = "nvml gpu_samples sample_every"});
 }
 
 }  // namespace voltapile

@@ -1,14 +1,10 @@
-// GPUs by NVML. Its functions are looked up by name, so that no header of it is needed; their types
-// are those of nvml.h, "NVML API Reference Guide".
-#include <cstdint>
+// GPUs by NVML.
 #include <fstream>
-#include <memory>
 #include <string>
-
-#include <dlfcn.h>
 
 #include "voltapile/base/format.hpp"
 #include "voltapile/base/units.hpp"
+#include "voltapile/device/nvml.hpp"
 
 #include "parts.hpp"
 
@@ -16,48 +12,7 @@ namespace voltapile {
 
 namespace {
 
-using Handle = void*;
-constexpr int kSuccess = 0;
 constexpr unsigned kMostLinks = 18;
-
-struct PciInfo {  // nvmlPciInfo_t of version 3
-  char legacy_id[16];
-  unsigned domain, bus, device, device_id, subsystem_id;
-  char id[32];
-};
-struct MemoryInfo {  // nvmlMemory_t
-  unsigned long long total, free, used;
-};
-
-class Nvml {
- public:
-  explicit Nvml(const std::string& library) : library_(dlopen(library.c_str(), RTLD_LAZY)) {}
-  ~Nvml() {
-    if (library_ == nullptr) return;
-    if (started_) call("nvmlShutdown");
-    dlclose(library_);
-  }
-  Nvml(const Nvml&) = delete;
-  Nvml& operator=(const Nvml&) = delete;
-
-  bool is_here() const { return library_ != nullptr; }
-  bool start() { return started_ = call("nvmlInit_v2"); }
-
-  // Whether the function is there and said that it succeeded.
-  template <class... Arguments>
-  bool call(const char* name, Arguments... arguments) const {
-    return code(name, arguments...) == kSuccess;
-  }
-  template <class... Arguments>
-  int code(const char* name, Arguments... arguments) const {
-    auto* function = reinterpret_cast<int (*)(Arguments...)>(dlsym(library_, name));
-    return function == nullptr ? -1 : function(arguments...);
-  }
-
- private:
-  void* library_;
-  bool started_ = false;
-};
 
 std::string numa_node(const std::string& bus_id) {
   std::string folder;  // 00000000:3B:00.0 is the folder 0000:3b:00.0
@@ -69,7 +24,7 @@ std::string numa_node(const std::string& bus_id) {
   return node < 0 ? "" : format(", NUMA node{}", node);
 }
 
-int links_of(const Nvml& nvml, Handle gpu) {
+int links_of(const Nvml& nvml, Nvml::Gpu gpu) {
   int links = 0;
   for (unsigned link = 0; link < kMostLinks; ++link) {
     int active = 0;
@@ -78,10 +33,10 @@ int links_of(const Nvml& nvml, Handle gpu) {
   return links;
 }
 
-void add_gpu(const Nvml& nvml, unsigned number, Handle gpu, std::vector<Finding>& found) {
+void add_gpu(const Nvml& nvml, unsigned number, Nvml::Gpu gpu, std::vector<Finding>& found) {
   char name[96] = "?";
-  PciInfo pci{};
-  MemoryInfo memory{};
+  Nvml::PciInfo pci{};
+  Nvml::MemoryInfo memory{};
   int major = 0, minor = 0;
   nvml.call("nvmlDeviceGetName", gpu, &name[0], 96u);
   nvml.call("nvmlDeviceGetPciInfo_v3", gpu, &pci);
@@ -131,7 +86,8 @@ const char* name_of_distance(int ancestor) {
 }
 
 // The furthest two GPUs.
-void add_topology(const Nvml& nvml, const std::vector<Handle>& gpus, std::vector<Finding>& found) {
+void add_topology(const Nvml& nvml, const std::vector<Nvml::Gpu>& gpus,
+                  std::vector<Finding>& found) {
   int worst = -1;
   std::string pair;
   bool linked = true;
@@ -178,9 +134,9 @@ std::vector<Finding> examine_gpus(const std::string& library) {
          "ask for them (--gpus-per-node); else one fell off the bus: dmesg | grep -i xid"});
     return found;
   }
-  std::vector<Handle> gpus;
+  std::vector<Nvml::Gpu> gpus;
   for (unsigned number = 0; number < count; ++number) {
-    Handle gpu = nullptr;
+    Nvml::Gpu gpu = nullptr;
     if (!nvml.call("nvmlDeviceGetHandleByIndex_v2", number, &gpu)) {
       found.push_back({Health::problem, format("GPU {}", number), "does not answer",
                        "dmesg | grep -i xid; exclude this node, tell the site"});

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <ostream>
 
 #include "voltapile/base/text_table.hpp"
@@ -6,6 +7,7 @@
 #include "voltapile/report/report.hpp"
 
 #include "figures.hpp"
+#include "gpus.hpp"
 
 namespace voltapile {
 namespace {
@@ -26,6 +28,7 @@ class Report {
   std::string text() {
     title();
     progress();
+    if (run_.trace) gpus();
     if (run_.analysis) {
       recorded();
       operations();
@@ -82,6 +85,11 @@ class Report {
          format("{}/s, {}/s a rank; the model's {} a step, recomputation left out",
                 show_flops(flops / speed.step_seconds),
                 show_flops(flops / speed.step_seconds / run_.plan.mesh.size()), show_flops(flops)));
+    std::vector<std::string> shares;
+    for (const ShareOf& s :
+         shares_of_peak(run_, flops / speed.step_seconds / run_.plan.mesh.size()))
+      shares.push_back(format("{} of {}", show_percent(s.share), s.of));
+    if (!shares.empty()) fact("utilisation", join(shares, "; "));
     const auto skipped = std::count_if(train.begin(), train.end(),
                                        [](const TrainRecord& record) { return record.skipped; });
     if (skipped > 0) fact("skipped", format("{} steps: their gradient was not finite", skipped));
@@ -95,6 +103,38 @@ class Report {
     fact("checkpoint",
          run_.checkpoint ? format("step {} in {}", run_.checkpoint_step, run_.checkpoint->string())
                          : "none yet");
+  }
+
+  void gpus() {
+    const auto figures = gpu_figures(*run_.trace, run_.plan.deck.batch.global);
+    if (!figures) return;
+    if (!std::isnan(figures->joules_per_sample))
+      fact("energy", describe_energy(*figures, run_.trace->epoch_samples));
+    const auto known = [](double value, const std::string& text) {
+      return std::isnan(value) ? std::string("-") : text;
+    };
+    const auto rate = [&](double value) { return known(value, show_bytes(value)); };
+    TextTable table(std::vector<Align>(11, Align::right));
+    table.add({"rank", "busy", "memory", "used", "power", "clock", "hottest", "PCIe in", "out",
+               "NVLink in", "out"});
+    for (size_t i = 0; i < std::min(kMostRanks, figures->gpus.size()); ++i) {
+      const GpuUse& gpu = figures->gpus[i];
+      table.add({gpu.place.substr(0, gpu.place.find(" (")),
+                 known(gpu.utilisation, show_percent(gpu.utilisation)),
+                 known(gpu.memory_utilisation, show_percent(gpu.memory_utilisation)),
+                 known(gpu.most_memory_bytes, show_bytes(gpu.most_memory_bytes)),
+                 known(gpu.watts, format("{:.0f} W", gpu.watts)),
+                 known(gpu.sm_clock_hz, format("{:.0f} MHz", 1e-6 * gpu.sm_clock_hz)),
+                 known(gpu.hottest_celsius, format("{:.0f} C", gpu.hottest_celsius)),
+                 rate(gpu.pcie_received), rate(gpu.pcie_sent), rate(gpu.nvlink_received),
+                 rate(gpu.nvlink_sent)});
+    }
+    heading(
+        "GPUs by NVML (busy: a kernel runs; memory: it is read or written; PCIe, NVLink: a "
+        "second)");
+    text_ += table.text(kIndent);
+    if (figures->gpus.size() > kMostRanks)
+      text_ += format("{}and {} more\n", kIndent, figures->gpus.size() - kMostRanks);
   }
 
   void recorded() {

@@ -84,6 +84,17 @@ function memory(run) {
   return { bars: [...rows, legend], resident };
 }
 
+// By the driver's own samples, over the whole run.
+function gpus(run) {
+  const of = (title, unit, key, factor, options) => curve(title, unit, run.gpus.map((g, i) => ({
+    name: run.gpus.length <= 4 ? g.place : '', x: g.seconds, color: STACK[i % STACK.length],
+    y: g[key].map((v) => (v === null ? null : v * factor)) }))
+    .filter((s) => s.y.some((v) => v !== null)), { unit: 's', ...options });
+  return [of('busy', '% of the time a kernel runs', 'busy', 100, { zero: true }),
+    of('power', 'W', 'watts', 1, { zero: true }), of('memory in use', 'bytes', 'memory', 1, { zero: true }),
+    of('SM clock', 'Hz', 'sm_clock', 1), of('temperature', 'C', 'celsius', 1)];
+}
+
 // What is kept from forward to backward, over time, by the recorded order.
 function savedOverTime(run, view) {
   const trace = run.trace;
@@ -153,6 +164,10 @@ function build() {
       table(['', runs[0].name, runs[1].name, 'change'], DATA.comparison)));
   }
   root.append(curves(runs), advice(runs));
+  for (const run of runs) {
+    if (run.gpus && run.gpus.length > 0)
+      root.append(section(runs.length > 1 ? `GPUs: ${run.name}` : 'GPUs', '', make('div', { class: 'plots' }, ...gpus(run))));
+  }
   for (const run of runs) {
     if (!run.trace) continue;
     const suffix = runs.length > 1 ? `: ${run.name}` : '';

@@ -7,6 +7,7 @@
 #include "voltapile/base/units.hpp"
 
 #include "figures.hpp"
+#include "gpus.hpp"
 #include "page_trace.hpp"
 
 namespace voltapile {
@@ -86,9 +87,21 @@ Json facts_for_page(const Run& run) {
     fact("loss", format("{:.4f}", train.back().loss));
     const Throughput speed = throughput(train);
     fact("samples/s", format("{:.1f}", speed.samples_per_second));
-    fact("a rank", show_flops(model_flops(plan) / speed.step_seconds / plan.mesh.size()) + "/s");
+    const double each = model_flops(plan) / speed.step_seconds / plan.mesh.size();
+    fact("a rank", show_flops(each) + "/s");
+    for (const ShareOf& s : shares_of_peak(run, each))
+      facts.push_back({"of " + s.of, show_percent(s.share)});
   }
   if (!run.metrics.eval.empty()) fact("test top-1", show_percent(run.metrics.eval.back().top1));
+  if (const auto gpus =
+          run.trace ? gpu_figures(*run.trace, plan.deck.batch.global) : std::nullopt) {
+    if (!std::isnan(gpus->joules_per_sample)) {
+      fact("samples/kWh", show_count(samples_per_kwh(*gpus)));
+      if (run.trace->epoch_samples > 0)
+        fact("kWh an epoch", format("{:.3g}", epoch_kwh(*gpus, run.trace->epoch_samples)));
+      fact("W, all GPUs", format("{:.0f}", gpus->watts));
+    }
+  }
   fact("checkpoint", run.checkpoint ? format("step {}", run.checkpoint_step) : std::string("none"));
   return facts;
 }
@@ -154,6 +167,7 @@ Json page_data(const Run& run) {
             {"metrics", metrics_of(run.metrics.train)},
             {"eval", evaluations_of(run.metrics.eval)},
             {"advice", advice_of(run.advice)}};
+  if (run.trace) data["gpus"] = gpus_data(*run.trace);
   if (!run.analysis) return data;
   data["analysis"] = analysis_of(*run.analysis, run.plan.mesh.pp > 1);
   data["operations"] = operations_for_page(*run.analysis);

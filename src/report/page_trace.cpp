@@ -1,6 +1,7 @@
 #include "page_trace.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -14,6 +15,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kMostRanks = 64;
+constexpr size_t kMostGpuPoints = 500;
 
 int64_t begin_of(const Trace& trace) {
   int64_t begin = std::numeric_limits<int64_t>::max();
@@ -176,6 +178,34 @@ Json samples_data(const Trace& trace) {
     }
     result.push_back(
         {{"place", short_place(trace.ranks[rank])}, {"seconds", seconds}, {"resident", resident}});
+  }
+  return result;
+}
+
+Json gpus_data(const Trace& trace) {
+  Json result = Json::array();
+  int64_t begin = std::numeric_limits<int64_t>::max();
+  for (const RankRecord& rank : trace.ranks)
+    for (const GpuSample& sample : rank.gpu_samples) begin = std::min(begin, sample.time_ns);
+  for (const RankRecord& rank : trace.ranks) {
+    if (rank.gpu_samples.empty() || result.size() == kMostRanks) continue;
+    Json seconds = Json::array();
+    std::array<std::pair<const char*, double GpuSample::*>, 5> columns{
+        {{"busy", &GpuSample::utilisation},
+         {"memory", &GpuSample::memory_bytes},
+         {"watts", &GpuSample::power_watts},
+         {"celsius", &GpuSample::temperature_celsius},
+         {"sm_clock", &GpuSample::sm_clock_hz}}};
+    Json row{{"place", short_place(rank)}};
+    const size_t stride = 1 + rank.gpu_samples.size() / kMostGpuPoints;
+    for (size_t i = 0; i < rank.gpu_samples.size(); i += stride) {
+      const GpuSample& sample = rank.gpu_samples[i];
+      seconds.push_back(1e-3 * static_cast<double>((sample.time_ns - begin) / 1'000'000));
+      for (const auto& [name, value] : columns)
+        row[name].push_back(std::isnan(sample.*value) ? Json(nullptr) : Json(sample.*value));
+    }
+    row["seconds"] = std::move(seconds);
+    result.push_back(std::move(row));
   }
   return result;
 }

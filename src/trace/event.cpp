@@ -100,6 +100,7 @@ std::vector<std::byte> pack(const RankRecord& record) {
   Packer packer;
   packer.put(record.place);
   packer.put(record.host);
+  packer.put(record.device);
   packer.put(record.clock_skew_ns);
   packer.put_all(record.events);
   packer.put(record.memory.size());
@@ -110,6 +111,7 @@ std::vector<std::byte> pack(const RankRecord& record) {
     packer.put(row.on_host);
   }
   packer.put_all(record.samples);
+  packer.put_all(record.gpu_samples);
   return packer.take();
 }
 
@@ -118,6 +120,7 @@ RankRecord unpack(const std::vector<std::byte>& bytes) {
   RankRecord record;
   record.place = unpacker.text();
   record.host = unpacker.text();
+  record.device = unpacker.text();
   record.clock_skew_ns = unpacker.get<int64_t>();
   record.events = unpacker.all<TraceEvent>();
   record.memory.resize(unpacker.length(1));
@@ -128,6 +131,7 @@ RankRecord unpack(const std::vector<std::byte>& bytes) {
     row.on_host = unpacker.get<int32_t>();
   }
   record.samples = unpacker.all<HostSample>();
+  record.gpu_samples = unpacker.all<GpuSample>();
   VP_CHECK(unpacker.done(), "a record of {} bytes is too long", bytes.size());
   return record;
 }

@@ -54,6 +54,28 @@ std::vector<h5::Field> sample_fields() {
           {"sent_bytes", DType::i64, 0, offsetof(S, sent_bytes)}};
 }
 
+std::vector<h5::Field> gpu_sample_fields() {
+  using S = GpuSample;
+  const auto number = [](const char* name, size_t offset) {
+    return h5::Field{name, DType::f64, 0, offset};
+  };
+  return {{"rank", DType::i64, 0, offsetof(S, rank)},
+          {"step", DType::i64, 0, offsetof(S, step)},
+          {"time_ns", DType::i64, 0, offsetof(S, time_ns)},
+          number("utilisation", offsetof(S, utilisation)),
+          number("memory_utilisation", offsetof(S, memory_utilisation)),
+          number("memory_bytes", offsetof(S, memory_bytes)),
+          number("power_watts", offsetof(S, power_watts)),
+          number("sm_clock_hz", offsetof(S, sm_clock_hz)),
+          number("memory_clock_hz", offsetof(S, memory_clock_hz)),
+          number("temperature_celsius", offsetof(S, temperature_celsius)),
+          number("pcie_received_bytes_per_second", offsetof(S, pcie_received_bytes_per_second)),
+          number("pcie_sent_bytes_per_second", offsetof(S, pcie_sent_bytes_per_second)),
+          number("nvlink_received_bytes", offsetof(S, nvlink_received_bytes)),
+          number("nvlink_sent_bytes", offsetof(S, nvlink_sent_bytes)),
+          number("energy_joules", offsetof(S, energy_joules))};
+}
+
 std::vector<std::string> read_names(const h5::Group& file, const std::string& table) {
   std::vector<std::string> names;
   for (const NameRow& row : read_rows<NameRow>(file, table, name_fields()))
@@ -94,6 +116,7 @@ RankRecord read_rank(const h5::File& file, size_t rank, const std::vector<std::s
   RankRecord record;
   record.place = group.text_attribute("place");
   record.host = group.text_attribute("host");
+  if (group.has_attribute("device")) record.device = group.text_attribute("device");
   record.clock_skew_ns = group.int_attribute("clock_skew_ns");
   const auto name_in_file = [&](int32_t name) -> size_t {
     if (0 <= name && name < static_cast<int32_t>(names.size())) return static_cast<size_t>(name);
@@ -112,6 +135,11 @@ RankRecord read_rank(const h5::File& file, size_t rank, const std::vector<std::s
 
 std::vector<HostSample> read_samples(const h5::File& file) {
   return read_rows<HostSample>(file, "samples", sample_fields());
+}
+
+std::vector<GpuSample> read_gpu_samples(const h5::File& file) {
+  if (!file.exists("gpu_samples")) return {};
+  return read_rows<GpuSample>(file, "gpu_samples", gpu_sample_fields());
 }
 
 }  // namespace voltapile

@@ -19,6 +19,7 @@ std::vector<h5::Field> name_fields();
 std::vector<h5::Field> event_fields();
 std::vector<h5::Field> memory_fields();
 std::vector<h5::Field> sample_fields();
+std::vector<h5::Field> gpu_sample_fields();
 
 template <class Row>
 std::vector<Row> read_rows(const h5::Group& group, const std::string& name,
@@ -40,5 +41,6 @@ Mesh read_mesh(const h5::File& file);  // Error(bad_data) when the format is a l
 RankRecord read_rank(const h5::File& file, size_t rank, const std::vector<std::string>& names);
 // Of every rank, in the order of the file.
 std::vector<HostSample> read_samples(const h5::File& file);
+std::vector<GpuSample> read_gpu_samples(const h5::File& file);  // none in an earlier file
 
 }  // namespace voltapile

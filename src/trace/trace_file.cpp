@@ -50,6 +50,12 @@ Trace read_trace(const std::filesystem::path& path) {
     if (sample.rank >= 0 && sample.rank < trace.mesh.size())
       trace.ranks[static_cast<size_t>(sample.rank)].samples.push_back(sample);
   }
+  for (const GpuSample& sample : read_gpu_samples(file)) {
+    if (sample.rank >= 0 && sample.rank < trace.mesh.size())
+      trace.ranks[static_cast<size_t>(sample.rank)].gpu_samples.push_back(sample);
+  }
+  if (file.has_attribute("epoch_samples"))
+    trace.epoch_samples = file.int_attribute("epoch_samples");
   return trace;
 }
 
@@ -59,10 +65,11 @@ struct TraceWriter::Impl {
   Mesh mesh;
   std::vector<std::string> names, earlier_names;
   std::vector<HostSample> samples, earlier_samples;
+  std::vector<GpuSample> gpu_samples, earlier_gpu_samples;
   size_t added = 0;
 
   Impl(const std::filesystem::path& aside, const std::filesystem::path& earlier_path,
-       const Mesh& mesh_, const std::string& deck)
+       const Mesh& mesh_, const std::string& deck, int64_t epoch_samples)
       : file(h5::File::create(aside)), mesh(mesh_) {
     file.set_attribute("format_version", kTraceVersion);
     file.set_attribute("version", std::string_view(kVersion));
@@ -70,6 +77,7 @@ struct TraceWriter::Impl {
     file.set_attribute("pipeline", int64_t{mesh.pp});
     file.set_attribute("data", int64_t{mesh.dp});
     file.set_attribute("tensor", int64_t{mesh.tp});
+    file.set_attribute("epoch_samples", epoch_samples);
     for (int32_t name = 0; name < kEventNames; ++name) names.emplace_back(event_name(name));
     if (!std::filesystem::exists(earlier_path)) return;
     earlier.emplace(h5::File::open(earlier_path));
@@ -79,6 +87,7 @@ struct TraceWriter::Impl {
     }
     earlier_names = read_names(*earlier, "names");
     earlier_samples = read_samples(*earlier);
+    earlier_gpu_samples = read_gpu_samples(*earlier);
   }
 
   int32_t id_of(const std::string& name) {
@@ -105,15 +114,19 @@ struct TraceWriter::Impl {
       for (const HostSample& sample : earlier_samples)
         if (sample.rank == static_cast<int64_t>(rank) && keep(sample.step))
           samples.push_back(sample);
+      for (const GpuSample& sample : earlier_gpu_samples)
+        if (sample.rank == static_cast<int64_t>(rank)) gpu_samples.push_back(sample);
       record.clock_skew_ns = std::max(record.clock_skew_ns, before.clock_skew_ns);
     }
     events.insert(events.end(), record.events.begin(), record.events.end());
     memory.insert(memory.end(), record.memory.begin(), record.memory.end());
     samples.insert(samples.end(), record.samples.begin(), record.samples.end());
+    gpu_samples.insert(gpu_samples.end(), record.gpu_samples.begin(), record.gpu_samples.end());
 
     h5::Group group = file.create_group(rank_group(rank));
     group.set_attribute("place", std::string_view(record.place));
     group.set_attribute("host", std::string_view(record.host));
+    group.set_attribute("device", std::string_view(record.device));
     group.set_attribute("clock_skew_ns", record.clock_skew_ns);
     write_rows(group, "events", event_fields(), events);
     std::vector<MemoryFileRow> rows;
@@ -130,13 +143,14 @@ struct TraceWriter::Impl {
     for (int32_t lane = 0; lane < kEventLanes; ++lane) lanes.emplace_back(event_lane(lane));
     write_names(file, "lanes", lanes);
     write_rows(file, "samples", sample_fields(), samples);
+    write_rows(file, "gpu_samples", gpu_sample_fields(), gpu_samples);
     file.close();
   }
 };
 
 TraceWriter::TraceWriter(const std::filesystem::path& aside, const std::filesystem::path& earlier,
-                         const Mesh& mesh, const std::string& deck)
-    : impl_(std::make_unique<Impl>(aside, earlier, mesh, deck)) {}
+                         const Mesh& mesh, const std::string& deck, int64_t epoch_samples)
+    : impl_(std::make_unique<Impl>(aside, earlier, mesh, deck, epoch_samples)) {}
 TraceWriter::~TraceWriter() = default;
 
 void TraceWriter::add(const RankRecord& record) { impl_->add(record); }

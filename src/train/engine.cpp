@@ -158,9 +158,11 @@ void Engine::Impl::issue(const StepInputs* inputs, const BatchMemory& batch, int
       device.wait(stream, {&device.stream(static_cast<Lane>(other)), known});
     }
     Clocked& clock = clock_of(i, ring);
+    device.open_range(bound.instruction);
     device.mark(stream, &clock.begin);
     enqueue(bound, stream, batch, valid, votes);
     device.mark(stream, &clock.end);
+    device.close_range();
     const uint64_t done = device.record(stream).ticket;
     for (int slot : bound.reads) order[static_cast<size_t>(slot)].read[lane] = done;
     for (int slot : bound.writes) {

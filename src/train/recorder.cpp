@@ -67,13 +67,27 @@ std::vector<Meeting> meet(Communicator& control, const std::function<double()>& 
   return meetings;
 }
 
+bool Recorder::is_wanted(const RankContext& context) {
+  const Deck::Trace& trace = context.plan().deck.trace;
+  return !trace.steps.empty() || (trace.gpu_seconds > 0 && !context.device().pci_address().empty());
+}
+
 Recorder::Recorder(const RankContext& context, Communicator& control, fs::path run_dir,
-                   int64_t done)
-    : context_(context), control_(control), path_(std::move(run_dir) / "trace.h5") {
+                   int64_t done, int64_t epoch_samples)
+    : context_(context),
+      control_(control),
+      path_(std::move(run_dir) / "trace.h5"),
+      epoch_samples_(epoch_samples),
+      sampler_(sample_gpu(context.device().pci_address(), context.plan().deck.trace.gpu_seconds,
+                          control)) {
+  const std::vector<std::string> samplers = control.gather_text(sampler_ ? "1" : "0");
+  gpus_are_sampled_ = std::find(samplers.begin(), samplers.end(), "1") != samplers.end();
+  if (sampler_) sampler_->set_step(done);
   const std::string& window = context.plan().deck.trace.steps;
-  const size_t colon = window.find(':');
-  std::from_chars(window.data(), window.data() + colon, first_);
-  std::from_chars(window.data() + colon + 1, window.data() + window.size(), end_);
+  if (const size_t colon = window.find(':'); colon != std::string::npos) {
+    std::from_chars(window.data(), window.data() + colon, first_);
+    std::from_chars(window.data() + colon + 1, window.data() + window.size(), end_);
+  }
   first_ = std::max(first_, done + 1);
 
   const Plan& plan = context.plan();
@@ -87,7 +101,7 @@ Recorder::Recorder(const RankContext& context, Communicator& control, fs::path r
   unix_ns_ = std::stoll(control.gather_text(std::to_string(unix_ns_less_clock())).front());
   first_offset_ = measure_offset();
   agree(control, [&] {
-    if (control.rank() == 0 && first_ < end_) set_earlier_aside();
+    if (control.rank() == 0 && (first_ < end_ || gpus_are_sampled_)) set_earlier_aside();
   });
 }
 
@@ -157,6 +171,7 @@ void Recorder::note_memory() {
 }
 
 void Recorder::step_waited(const Engine& engine, int64_t step) {
+  if (sampler_) sampler_->set_step(step);
   take(engine, step - 1);
   if (!records(step - 1)) return;
   bool due = step == end_;
@@ -173,7 +188,7 @@ void Recorder::step_waited(const Engine& engine, int64_t step) {
 
 void Recorder::finish(const Engine& engine, int64_t step) {
   take(engine, step);
-  if (taken_ > published_step_) publish();
+  if (taken_ > published_step_ || gpus_are_sampled_) publish();
 }
 
 RankRecord Recorder::harvest() {
@@ -182,6 +197,7 @@ RankRecord Recorder::harvest() {
   RankRecord record;
   record.place = control_.place;
   record.host = host_name();
+  record.device = context_.device().describe();
   record.clock_skew_ns = to_ns(clock.skew());
   for (const Row& row : rows_) {
     record.events.push_back(row.event);
@@ -190,6 +206,11 @@ RankRecord Recorder::harvest() {
   }
   for (MemoryRow& row : memory_) row.time_ns = time(static_cast<double>(row.time_ns) * 1e-9);
   for (HostSample& row : samples_) row.time_ns = time(static_cast<double>(row.time_ns) * 1e-9);
+  if (sampler_) record.gpu_samples = sampler_->take();
+  for (GpuSample& row : record.gpu_samples) {
+    row.rank = control_.rank();
+    row.time_ns = time(static_cast<double>(row.time_ns) * 1e-9);
+  }
   record.memory = std::exchange(memory_, {});
   record.samples = std::exchange(samples_, {});
   rows_.clear();
@@ -215,7 +236,7 @@ void Recorder::publish() {
     fs::path aside = path_;
     aside += ".partial";
     const Plan& plan = context_.plan();
-    TraceWriter writer(aside, path_, plan.mesh, write_deck(plan.deck));
+    TraceWriter writer(aside, path_, plan.mesh, write_deck(plan.deck), epoch_samples_);
     writer.add(unpack(mine));
     for (int peer = 1; peer < control_.size(); ++peer) {
       std::vector<std::byte> theirs(sizes[static_cast<size_t>(peer)]);

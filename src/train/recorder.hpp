@@ -1,4 +1,5 @@
-// Private to train: the steps of trace.steps, from the engine's clocks to trace.h5.
+// Private to train: the steps of trace.steps, from the engine's clocks to trace.h5, and what GPUs
+// said of themselves over the whole run.
 #pragma once
 #include <filesystem>
 #include <optional>
@@ -10,6 +11,8 @@
 #include "voltapile/trace/trace_file.hpp"
 #include "voltapile/train/engine.hpp"
 
+#include "gpu_sampler.hpp"
+
 namespace voltapile {
 
 // The meetings of this rank's clock with rank 0's. Collective.
@@ -17,12 +20,16 @@ std::vector<Meeting> meet(Communicator& control, const std::function<double()>& 
 
 // The same calls on every rank, in the same order. Steps count from 1, as in metrics.jsonl.
 // trace.h5 is published after the first recorded step, then at most once a second (more seldom
-// where that would take more than a fiftieth of the time), and after the last one.
+// where that would take more than a fiftieth of the time), and after the last one. Samples of GPUs
+// go along, and at the end of the run.
 class Recorder {
  public:
-  // Collective. `done`: steps done before; `control` is used by the calling thread alone.
+  // Whether there is anything to record; the same on all ranks.
+  static bool is_wanted(const RankContext& context);
+  // Collective. `done`: steps done before; `epoch_samples`: pictures to learn from; `control` is
+  // used by the calling thread alone.
   Recorder(const RankContext& context, Communicator& control, std::filesystem::path run_dir,
-           int64_t done);
+           int64_t done, int64_t epoch_samples);
 
   // What the calling thread did for `step`.
   void host_work(HostWork what, int64_t step, double begin, double end);
@@ -43,6 +50,9 @@ class Recorder {
   const RankContext& context_;
   Communicator& control_;
   std::filesystem::path path_;
+  int64_t epoch_samples_;
+  std::unique_ptr<GpuSampler> sampler_;  // of this rank's GPU
+  bool gpus_are_sampled_;                // of some rank
   int64_t first_ = 0, end_ = 0, taken_ = 0, published_step_ = 0;
   std::vector<InstructionCost> costs_;  // by position in the rank's program
   bool one_clock_ = true;               // all ranks read the clock of one machine

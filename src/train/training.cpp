@@ -92,8 +92,9 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint,
           std::make_unique<Progress>(issued_, total_, deck.run.log_every, output_is_terminal());
     }
   }
-  if (!deck.trace.steps.empty())
-    recorder_.emplace(context_, control_, saver_.checkpoints().parent_path(), issued_);
+  if (Recorder::is_wanted(context_))
+    recorder_.emplace(context_, control_, saver_.checkpoints().parent_path(), issued_,
+                      data_.samples);
   // Everybody is ready before the clock starts.
   control_.barrier();
   began_ = last_save_at_ = last_step_at_ = now_seconds();

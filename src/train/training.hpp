@@ -88,7 +88,7 @@ class Training {
   BatchRing ring_;
   Saver saver_;
   std::optional<Integrity> integrity_;
-  std::optional<Recorder> recorder_;  // with trace.steps
+  std::optional<Recorder> recorder_;  // with trace.steps, and on GPUs
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Progress> progress_;

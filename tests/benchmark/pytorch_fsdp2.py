@@ -4,8 +4,8 @@ FSDP2 with parameters, gradients and AdamW in host memory.
     torchrun --nproc_per_node 4 tests/benchmark/pytorch_fsdp2.py --depth 20 --steps 4
 
 Everything as PyTorch does it best: blocks are sharded, checkpointed and compiled one by one, matrix
-products run in bf16, AdamW is the fused one, gradients are clipped at 1. Rank 0 prints one JSON line:
-seconds and loss of each step, and the most GPU memory of a rank.
+products run in bf16, AdamW is the fused one, gradients are clipped at 1. Rank 0 prints one line of
+JSON: seconds and loss of each step, and the most GPU memory of a rank.
 """
 
 import argparse

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import time
 
+import h5py
+import numpy as np
 import pytest
 
 from conftest import (
@@ -84,6 +86,23 @@ def test_two_gpus_train_as_one_does(program, mesh):
     program.good("train", deck, *CUDA, *MESHES[mesh], *again, ranks=2)
     runs = program.folder / "runs"
     assert losses(runs / "again") == losses(runs / "auto")
+
+
+def test_each_gpu_tells_what_it_took(program):
+    deck = program.deck()
+    more = ["--set", "run.steps=5000", "--set", "checkpoint.every_steps=0"]
+    program.good("train", deck, *CUDA[:4], *MESHES["data"], *more, ranks=2)
+    run = program.folder / "runs/small"
+    with h5py.File(run / "trace.h5") as trace:
+        samples = trace["gpu_samples"][:]
+    assert set(samples["rank"]) == {0, 1}
+    for rank in (0, 1):
+        mine = samples[samples["rank"] == rank]
+        assert mine["step"][-1] == 5000 and (np.diff(mine["time_ns"]) > 0).all()
+        assert mine["energy_joules"][-1] > 0 and (mine["power_watts"] > 10).all()
+        assert (mine["utilisation"] <= 1).all() and (mine["memory_bytes"] > 1e8).all()
+    out = program.good("report", "runs/small")
+    assert "samples/kWh" in out and "GPUs by NVML" in out
 
 
 def test_ranks_that_share_a_gpu_are_told_to_stage(program):

@@ -75,7 +75,9 @@ inline Deck sample_deck() {
   d.data.std = {0.5, 0.5, 0.5};
   d.data.workers = 1;
   d.data.prefetch_factor = 2;
-  d.checkpoint = {.every_steps = 0, .keep_last = 1, .at_end = true};
+  d.run.skip_limit = 50;
+  d.run.rewind_limit = 3;
+  d.checkpoint = {.every_steps = 0, .keep_last = 1, .at_end = true, .pool_bytes = 1 << 20};
   return d;
 }
 

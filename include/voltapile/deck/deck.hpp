@@ -145,7 +145,8 @@ struct Deck {
     bool operator==(const Checkpoint&) const = default;
   } checkpoint;
   struct Trace {
-    std::string steps;  // "100:105", half open
+    std::string steps;     // "100:105", half open
+    double gpu_seconds{};  // between two samples of a GPU; 0 = none are taken
     bool operator==(const Trace&) const = default;
   } trace;
 

@@ -87,6 +87,10 @@ class Device {
     size_t count = 0, kernels = 0;
   };
   virtual Recordings recordings() const { return {}; }
+  // What the calling thread enqueues between the two is one instruction's, for a profiler that
+  // shows it by name.
+  virtual void open_range(const Instruction&) {}
+  virtual void close_range() {}
   virtual Kernels& kernels() = 0;
   // Makes blocked and later waits throw Error(failure, why): called when another rank failed.
   virtual void fail(const std::string& why) = 0;

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "voltapile/device/nvml.hpp"
+
 namespace voltapile {
 
 // A problem keeps runs from working; a warning makes them slow or fragile.
@@ -38,6 +40,6 @@ std::vector<Finding> unread_variables(const std::vector<std::string>& names,
                                       const Readers& readers);
 
 // GPUs by NVML, which is opened when it is called; a library of that name, or the driver's.
-std::vector<Finding> examine_gpus(const std::string& library = "libnvidia-ml.so.1");
+std::vector<Finding> examine_gpus(const std::string& library = Nvml::kLibrary);
 
 }  // namespace voltapile

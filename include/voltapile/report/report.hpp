@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "voltapile/deck/hardware.hpp"
 #include "voltapile/plan/plan.hpp"
 #include "voltapile/trace/trace_file.hpp"
 #include "voltapile/train/metrics.hpp"
@@ -76,7 +77,8 @@ struct Run {
   std::optional<Analysis> analysis;  // of the window
   std::optional<std::filesystem::path> checkpoint;  // latest
   int64_t checkpoint_step = 0;
-  std::vector<Advice> advice;  // largest gain first
+  std::vector<Advice> advice;        // largest gain first
+  std::optional<Hardware> hardware;  // whose measured rate arithmetic is compared with
 };
 // Error(bad_input) when the folder holds no run; Error(bad_data) for a damaged file.
 Run read_run(const std::filesystem::path& folder);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "voltapile/schedule/timeline.hpp"
+#include "voltapile/trace/gpu_sample.hpp"
 
 namespace voltapile {
 
@@ -60,10 +61,12 @@ HostSample read_host_sample();
 // What one rank hands over at a time.
 struct RankRecord {
   std::string place, host;    // "rank 5 (pp1 dp0 tp1)"
+  std::string device;         // as Device::describe() says; empty in files of earlier versions
   int64_t clock_skew_ns = 0;  // its clock agrees with rank 0's within this
   std::vector<TraceEvent> events;
   std::vector<MemoryRow> memory;
   std::vector<HostSample> samples;
+  std::vector<GpuSample> gpu_samples;  // of the rank that speaks for its GPU
   bool operator==(const RankRecord&) const = default;
 };
 // As bytes, for another rank of the same program.

@@ -17,7 +17,8 @@ inline constexpr int64_t kTraceVersion = 1;
 // A recorded run, or the windows of it that were recorded.
 struct Trace {
   Mesh mesh;
-  std::string deck;  // resolved, of the last window
+  std::string deck;           // resolved, of the last window
+  int64_t epoch_samples = 0;  // pictures to learn from; 0 in files of earlier versions
   std::vector<RankRecord> ranks;
   int64_t first_step() const;  // of the first event; 0 without one
   int64_t end_step() const;    // one past the last
@@ -35,7 +36,7 @@ class TraceWriter {
   // Writes to `aside`. What `earlier` holds is kept, if that file exists and is of the same mesh,
   // but for the steps that are recorded anew.
   TraceWriter(const std::filesystem::path& aside, const std::filesystem::path& earlier,
-              const Mesh& mesh, const std::string& deck);
+              const Mesh& mesh, const std::string& deck, int64_t epoch_samples = 0);
   ~TraceWriter();
   void add(const RankRecord& record);  // ranks in order, each once
   // Every rank was added. The file is whole and on the disk when this returns.

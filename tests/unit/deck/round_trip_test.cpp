@@ -39,11 +39,13 @@ class RandomDeck {
                        integer(0, 100),
                        integer(0, 100000),
                        flag(),
+                       integer(64 << 10, int64_t{1} << 40),
                        pick({SaveFault::stop, SaveFault::go_on}),
                        flag()};
     const int64_t first = integer(0, 1000);
     if (flag())
       deck.trace.steps = std::to_string(first) + ":" + std::to_string(first + integer(1, 9));
+    deck.trace.gpu_seconds = flag() ? 0 : static_cast<double>(integer(1, 5000));
     return deck;
   }
 
@@ -79,6 +81,10 @@ class RandomDeck {
     run.seed = static_cast<uint64_t>(integer(0, INT64_MAX));
     if (flag()) run.walltime_seconds = flag() ? real(1, 1e6) : integer(1, 1000000);
     run.threads = static_cast<int>(integer(0, 1024));
+    run.skip_limit = integer(1, 1'000'000);
+    run.spike_factor = real(0, 1e6);
+    run.on_divergence = pick({OnDivergence::stop, OnDivergence::rewind});
+    run.rewind_limit = integer(1, 1000);
     run.log_every = static_cast<int>(integer(1, 1000000));
     run.gpu_kernels = pick({GpuKernels::automatic, GpuKernels::volta});
     if (flag()) run.hang_timeout_seconds = integer(1, 1000000);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "voltapile/base/text_table.hpp"
+#include "voltapile/base/units.hpp"
 #include "voltapile/report/report.hpp"
 
 #include "figures.hpp"
@@ -67,6 +68,55 @@ TEST_F(RunFolderOnDisk, TellsWhatThereIsAndWhatIsMissing) {
   for (std::string line; std::getline(lines, line);)
     EXPECT_LE(display_width(line), 100u + folder_.string().size()) << line;
   EXPECT_THROW(read_run(root_), Error);
+}
+
+TEST_F(RunFolderOnDisk, SpeaksOfGpusOnlyWhereTheyWereSampled) {
+  const auto data_of = [&](const voltapile::Run& run) {
+    const std::string html = page({run}), open = "id=\"data\">";
+    const size_t begin = html.find(open) + open.size();
+    return nlohmann::json::parse(html.substr(begin, html.find("</script>", begin) - begin));
+  };
+  write_deck_and_metrics(10, folder_);
+  write_trace(folder_);
+  voltapile::Run run = read_run(folder_);
+  EXPECT_EQ(describe(run).find("GPU"), std::string::npos) << describe(run);
+  EXPECT_TRUE(data_of(run).at("runs").at(0).at("gpus").empty());
+
+  run.trace->epoch_samples = 1'000'000;
+  for (RankRecord& rank : run.trace->ranks) {
+    rank.device = "cuda, NVIDIA H200 (sm_90, 150 GB)";
+    for (int64_t step = 0; step <= 10; ++step)
+      rank.gpu_samples.push_back({.step = step,
+                                  .time_ns = test::kBegin + step * 160'000'000,
+                                  .utilisation = 0.925,
+                                  .memory_utilisation = 0.414,
+                                  .memory_bytes = 28e9,
+                                  .power_watts = 300,
+                                  .sm_clock_hz = 1980e6,
+                                  .pcie_received_bytes_per_second = 55.2e9,
+                                  .pcie_sent_bytes_per_second = 55.2e6,
+                                  .nvlink_received_bytes = 100e9 * static_cast<double>(step),
+                                  .nvlink_sent_bytes = 99e9 * static_cast<double>(step),
+                                  .energy_joules = 48.0 * static_cast<double>(step)});
+  }
+  run.hardware = Hardware{.device = "my node", .product_flops_per_second = 1e9};
+  const std::string text = describe(run);
+  // 48 J a step on each of 4 ranks, for as many samples as a step has.
+  const double joules = 4 * 48.0 / static_cast<double>(deck_.batch.global);
+  for (const std::string& part :
+       {format("{} samples/kWh", show_count(3.6e6 / joules)),
+        format("{:.3g} kWh an epoch", joules / 3.6), std::string("4 GPUs draw 1200 W"),
+        std::string("92.5 %"), std::string("28.0 GB"),
+        std::string("17.9 % of the 1 GFLOP/s measured"),
+        std::string("the datasheet's 67 TFLOP/s (H200, f32)")})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    EXPECT_LE(display_width(line), 100u + folder_.string().size()) << line;
+  const auto gpus = data_of(run).at("runs").at(0).at("gpus");
+  ASSERT_EQ(gpus.size(), 4u);
+  EXPECT_EQ(gpus.at(0).at("watts").at(3), 300);
+  EXPECT_TRUE(gpus.at(0).at("celsius").at(3).is_null());
 }
 
 TEST_F(RunFolderOnDisk, ComparesTwoRuns) {

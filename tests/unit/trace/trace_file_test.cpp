@@ -20,7 +20,7 @@ class TraceFile : public ::testing::Test {
   ~TraceFile() override { fs::remove_all(folder_); }
 
   void write(const Mesh& mesh, const std::vector<RankRecord>& records) {
-    TraceWriter writer(folder_ / "aside", path_, mesh, "deck text");
+    TraceWriter writer(folder_ / "aside", path_, mesh, "deck text", 60'000);
     for (const RankRecord& record : records) writer.add(record);
     writer.finish();
     fs::rename(folder_ / "aside", path_);
@@ -34,6 +34,7 @@ class TraceFile : public ::testing::Test {
 RankRecord record_of(int rank, int64_t first_step, int64_t end_step, int64_t shift = 0) {
   RankRecord record{.place = format("rank {} (pp{} dp0 tp0)", rank, rank),
                     .host = format("node{}", rank),
+                    .device = format("cuda, GPU of {}", rank),
                     .clock_skew_ns = 10 + rank};
   for (int64_t step = first_step; step < end_step; ++step) {
     for (int32_t name = 0; name < kEventNames; ++name) {
@@ -43,6 +44,12 @@ RankRecord record_of(int rank, int64_t first_step, int64_t end_step, int64_t shi
     }
     record.samples.push_back({rank, step, 3 * step, 4 * step, 0.5 * static_cast<double>(step),
                               6 * step, 7 * step, 8 * step, 9 * step});
+  }
+  for (int64_t at = first_step; at < first_step + 3; ++at) {
+    const auto x = static_cast<double>(at);
+    record.gpu_samples.push_back({rank, at, 5 * at, x + .01, x + .02, x + .03, x + .04, x + .05,
+                                  x + .06, x + .07, x + .08, x + .09, x + .10, x + .11, x + .12});
+    record.gpu_samples.back().power_watts = GpuSample::kUnknown;
   }
   record.memory.push_back({first_step, format("weights of {}", rank), 1234 + rank, rank % 2});
   return record;
@@ -54,6 +61,7 @@ TEST_F(TraceFile, GivesBackWhatWasWritten) {
   const Trace trace = read_trace(path_);
   EXPECT_EQ(trace.mesh, (Mesh{2, 1, 1}));
   EXPECT_EQ(trace.deck, "deck text");
+  EXPECT_EQ(trace.epoch_samples, 60'000);
   EXPECT_EQ(trace.ranks, records);
   EXPECT_EQ(trace.first_step(), 5);
   EXPECT_EQ(trace.end_step(), 7);
@@ -71,6 +79,11 @@ TEST_F(TraceFile, KeepsEarlierWindowsAndReplacesStepsThatAreRecordedAnew) {
   EXPECT_EQ(trace.ranks.front().events, expected.events);
   EXPECT_EQ(trace.ranks.front().samples, expected.samples);
   EXPECT_EQ(trace.ranks.front().memory.size(), 2u);
+  // Those of a GPU belong to no step: all stay.
+  expected.gpu_samples = record_of(0, 5, 8).gpu_samples;
+  expected.gpu_samples.insert(expected.gpu_samples.end(), later.gpu_samples.begin(),
+                              later.gpu_samples.end());
+  EXPECT_EQ(trace.ranks.front().gpu_samples, expected.gpu_samples);
 }
 
 TEST_F(TraceFile, StartsAnewOnAnotherMesh) {

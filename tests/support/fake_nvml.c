@@ -40,6 +40,7 @@ int nvmlDeviceGetPciInfo_v3(void* gpu, struct pci* pci) {
 int nvmlDeviceGetMemoryInfo(void* gpu, struct memory* memory) {
   memory->total = 32000000000ull;
   memory->free = number_of(gpu) ? 20000000000ull : 32000000000ull;
+  memory->used = memory->total - memory->free;
   return 0;
 }
 int nvmlDeviceGetCudaComputeCapability(void* gpu, int* major, int* minor) {
@@ -73,4 +74,60 @@ int nvmlDeviceGetTotalEccErrors(void* gpu, int type, int since, unsigned long lo
 int nvmlDeviceGetTopologyCommonAncestor(void* a, void* b, int* ancestor) {
   *ancestor = a == b ? 0 : 50;
   return 0;
+}
+
+// What a sampler asks. Each look at the energy adds 250 J to GPU 0; GPU 1 has no such counter, as
+// before Volta, nor NVLinks, and draws 100 W.
+struct utilization {
+  unsigned gpu, memory;
+};
+struct field {
+  unsigned id, scope;
+  long long timestamp, latency;
+  int type, result;
+  unsigned long long value;
+};
+
+int nvmlDeviceGetHandleByPciBusId_v2(const char* address, void** gpu) {
+  if (strncmp(address, "0000:FF:1F.", 11) != 0) return 6;
+  return nvmlDeviceGetHandleByIndex_v2((unsigned)(address[11] - '0'), gpu);
+}
+int nvmlDeviceGetUtilizationRates(void* gpu, struct utilization* use) {
+  use->gpu = number_of(gpu) ? 25 : 90;
+  use->memory = 40;
+  return 0;
+}
+int nvmlDeviceGetPowerUsage(void* gpu, unsigned* milliwatts) {
+  *milliwatts = number_of(gpu) ? 100000 : 290000;
+  return 0;
+}
+int nvmlDeviceGetClockInfo(void* gpu, int type, unsigned* megahertz) {
+  (void)gpu;
+  *megahertz = type == 1 ? 1530 : type == 2 ? 877 : 1;
+  return 0;
+}
+int nvmlDeviceGetTemperature(void* gpu, int sensor, unsigned* celsius) {
+  (void)gpu;
+  *celsius = 61;
+  return sensor == 0 ? 0 : 2;
+}
+int nvmlDeviceGetPcieThroughput(void* gpu, int counter, unsigned* kilobytes) {
+  (void)gpu;
+  *kilobytes = counter == 0 ? 3000 : 5000;  // sent, received
+  return 0;
+}
+int nvmlDeviceGetFieldValues(void* gpu, int count, struct field* fields) {
+  static unsigned long long looks = 0;
+  ++looks;
+  for (int i = 0; i < count; ++i) {
+    fields[i].result = number_of(gpu) == 0 && fields[i].scope == ~0u ? 0 : 3;
+    fields[i].value = (fields[i].id == 138 ? 10 : 20) * looks;  // KiB sent, received
+  }
+  return 0;
+}
+int nvmlDeviceGetTotalEnergyConsumption(void* gpu, unsigned long long* millijoules) {
+  static unsigned long long spent = 7000000;
+  spent += 250000;
+  *millijoules = spent;
+  return number_of(gpu) ? 3 : 0;
 }
