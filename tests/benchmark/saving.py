@@ -5,8 +5,9 @@ the rate at which the disk takes direct writes.
 
 A round is, one after the other on the same disk:
 * direct writes (O_DIRECT, 8 MiB, one fsync a file) of as many bytes as the state, by 1 to 4;
-* a `voltapile train` on the CPU with its optimizer on the host, all of whose state is f32. Saves inside the run give the stall: what training stood still plus what updates waited. The
-  save after the last step, beside which nothing runs, gives the time to a durable checkpoint;
+* a `voltapile train` on the CPU with its optimizer on the host, all of whose state is f32. Saves
+  inside the run give the stall: what training stood still plus what updates waited. The save after
+  the last step, beside which nothing runs, gives the time to a durable checkpoint;
 * torch.distributed.checkpoint.async_save of tensors of the same bytes (one rank, gloo) with the
   DefaultStager that it makes for a save where there is no accelerator: the stall is the time of the
   call, the future's end the time to a checkpoint. (A DefaultStager that is kept fails at its second
