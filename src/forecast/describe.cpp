@@ -123,7 +123,8 @@ class Page {
       return show_seconds(static_cast<double>(bytes) / rate);
     };
     const std::string unknown =
-        "no hardware file gives the rate of the disk (voltapile bench --disk FOLDER --write FILE makes one)";
+        "no hardware file gives the rate of the disk (voltapile bench --disk FOLDER --write FILE "
+        "makes one)";
     if (deck_.memory.optimizer == Home::device) {
       const double copied = static_cast<double>(most.bytes);
       text += format("; training stands still while it is copied to host memory ({})",

@@ -4,10 +4,10 @@ the rate at which the disk takes direct writes.
     python3 tests/benchmark/saving.py [--disk FOLDER] [--rounds 3] [--depth 8] [--write FILE]
 
 A round is, one after the other on the same disk:
-* direct writes (O_DIRECT, 8 MiB, one fsync a file) of as many bytes as the state, by 1 to 4 writers;
-* a `voltapile train` on the CPU with its optimizer on the host, whose weights, moments and saves are
-  f32. Saves inside the run give the stall: what training stood still plus what updates waited. The
-  save after the last step, beside which nothing runs, gives the time to a durable checkpoint;
+* direct writes (O_DIRECT, 8 MiB, one fsync a file) of as many bytes as the state, by 1 to 4;
+* a `voltapile train` on the CPU with its optimizer on the host, all of whose state is f32. Saves
+  inside the run give the stall: what training stood still plus what updates waited. The save after
+  the last step, beside which nothing runs, gives the time to a durable checkpoint;
 * torch.distributed.checkpoint.async_save of tensors of the same bytes (one rank, gloo) with the
   DefaultStager that it makes for a save where there is no accelerator: the stall is the time of the
   call, the future's end the time to a checkpoint. (A DefaultStager that is kept fails at its second
@@ -212,8 +212,9 @@ def share_of_direct(one):
 def show(one):
     ours, direct = one["voltapile"], one["direct"]
     print(
-        f"direct {', '.join(f'{n}: {rate / 1e9:.2f}' for n, rate in direct.items())} GB/s; voltapile "
-        f"{ours['bytes'] / 1e9:.2f} GB in {ours['alone']:.2f} s ({share_of_direct(one):.2f} of it), "
+        f"direct {', '.join(f'{n}: {rate / 1e9:.2f}' for n, rate in direct.items())} GB/s; "
+        f"voltapile {ours['bytes'] / 1e9:.2f} GB in {ours['alone']:.2f} s "
+        f"({share_of_direct(one):.2f} of it), "
         f"stalls {', '.join(f'{stall:.3f}' for stall in ours['stalls'])} s, "
         f"steps {statistics.median(ours['steps']):.2f} s"
         + (f"; torch {one['torch']['stall']:.3f} s" if "torch" in one else ""),
