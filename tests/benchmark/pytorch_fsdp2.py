@@ -1,4 +1,4 @@
-"""PyTorch's side of vit32b_against_pytorch.py, a rank of it: a deep and wide Vision Transformer under
+"""PyTorch's side of vit32b_against_pytorch.py, one rank: a deep and wide Vision Transformer under
 FSDP2 with parameters, gradients and AdamW in host memory.
 
     torchrun --nproc_per_node 4 tests/benchmark/pytorch_fsdp2.py --depth 20 --steps 4
