@@ -21,8 +21,8 @@ struct RunState {       // everything that is not per parameter
   double loss_scale = 1;
   int64_t good_steps = 0, adam_step = 0, skipped_steps = 0;
   std::optional<double> multiplier;  // of the next step's gradients, where it is known already
-  int64_t rewinds = 0;  // how often the run had diverged and gone back
-  std::string deck;     // resolved, as TOML
+  int64_t rewinds = 0;               // how often the run had diverged and gone back
+  std::string deck;                  // resolved, as TOML
 };
 
 // One rank's piece of one parameter: elements [begin, end) of the flattened local tensor. Pieces of
