@@ -52,7 +52,9 @@ Hardware load_hardware(const std::string& path) {
     if (name == "hardware.device")
       if (const auto* device = std::get_if<std::string>(&entry.value.data))
         hardware.device = *device;
-    if (name == "hardware.overhead_bytes")
+    const auto* const whole = std::get_if<int64_t>(&entry.value.data);
+    const bool nothing = whole != nullptr && *whole == 0;  // a CPU's driver holds none
+    if (name == "hardware.overhead_bytes" && !nothing)
       hardware.overhead_bytes = static_cast<size_t>(number_of(entry, path));
     take("ceilings.product_flops_per_second", hardware.product_flops_per_second);
     take("ceilings.copy_bytes_per_second", hardware.copy_bytes_per_second);

@@ -11,7 +11,7 @@ A round is, one after the other on the same disk:
 * torch.distributed.checkpoint.async_save of tensors of the same bytes (one rank, gloo) with the
   DefaultStager that it makes for a save where there is no accelerator: the stall is the time of the
   call, the future's end the time to a checkpoint. (A DefaultStager that is kept fails at its second
-  save in 2.11.) Its first save is not counted; voltapile's, which takes the pool's memory, is.
+  save in 2.11.) Its first save is not counted; voltapile's is.
 PyTorch runs in --python, and is left out where that has no torch.
 """
 

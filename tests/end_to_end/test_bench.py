@@ -79,6 +79,9 @@ def test_everything_is_measured_and_written(program, ranks, type_name):
         assert (kernel["flops"] > 0) == products, kernel
     if DEVICE == "cuda":
         assert file["hardware"]["overhead_bytes"] > 0
+    deck = program.deck()
+    page = program.good("plan", deck, "--hardware", "hardware.toml")
+    assert "it is written meanwhile in" in " ".join(page.split()), page
     if ranks > 1:
         sizes = {n: [] for n in ("all_reduce", "point_to_point")}
         for entry in file["communication"]:
