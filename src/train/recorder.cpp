@@ -4,6 +4,7 @@
 #include <charconv>
 #include <chrono>
 #include <fstream>
+#include <optional>
 
 #include "voltapile/base/clock.hpp"
 #include "voltapile/base/host.hpp"
@@ -236,16 +237,32 @@ void Recorder::publish() {
     fs::path aside = path_;
     aside += ".partial";
     const Plan& plan = context_.plan();
-    TraceWriter writer(aside, path_, plan.mesh, write_deck(plan.deck), epoch_samples_);
-    writer.add(unpack(mine));
+    std::optional<TraceWriter> writer;
+    std::string fault;
+    // A trace is not worth a run; and all peers' rows must be taken, whatever becomes of them.
+    const auto attempt = [&](const auto& work) {
+      if (!fault.empty()) return;
+      try {
+        work();
+      } catch (const std::exception& error) { fault = error.what(); }
+    };
+    attempt([&] {
+      writer.emplace(aside, path_, plan.mesh, write_deck(plan.deck), epoch_samples_);
+      writer->add(unpack(mine));
+    });
     for (int peer = 1; peer < control_.size(); ++peer) {
       std::vector<std::byte> theirs(sizes[static_cast<size_t>(peer)]);
       pass(Direction::receive, peer, theirs);
-      writer.add(unpack(theirs));
+      attempt([&] { writer->add(unpack(theirs)); });
     }
-    writer.finish();
-    fs::rename(aside, path_);
-    sync_folder(path_.parent_path());
+    attempt([&] {
+      writer->finish();
+      fs::rename(aside, path_);
+      sync_folder(path_.parent_path());
+    });
+    if (!fault.empty())
+      log::warn(format("what was recorded since step {} is lost, and training goes on: {}",
+                       published_step_ + 1, fault));
   }
   published_step_ = taken_;
   published_at_ = now_seconds();

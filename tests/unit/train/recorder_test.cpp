@@ -90,6 +90,19 @@ TEST(Recorder, SetsAFileAsideThatItCannotContinue) {
   EXPECT_TRUE(fs::exists(folder.path() / "small" / "trace.1.h5"));
 }
 
+TEST(Recorder, LosesARecordRatherThanARun) {
+  const testing::Folder folder;
+  const fs::path run = folder.path() / "small";
+  testing::run_as_threads(testing::kSmallDeck, traced(kPipeline, "1:2"), folder.path());
+  fs::rename(run / "trace.h5", folder.path() / "kept.h5");
+  fs::create_directories(run / "trace.h5.partial" / "in_the_way");
+  std::vector<std::string> longer = traced(kPipeline, "1:100");
+  longer.push_back("run.steps=7");
+  const auto rest = testing::run_as_threads(testing::kSmallDeck, longer, folder.path());
+  EXPECT_EQ(rest.summary.steps, 7);
+  EXPECT_FALSE(fs::exists(run / "trace.h5"));
+}
+
 TEST(Recorder, DoesNotChangeWhatIsLearned) {
   const testing::Folder a, b;
   const auto plain = testing::run_as_threads(testing::kSmallDeck, kPipeline, a.path());
