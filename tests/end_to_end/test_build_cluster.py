@@ -115,7 +115,7 @@ def without_network(command, hidden):
 def test_an_unprivileged_user_installs_without_a_network_for_another_mpi_and_hdf5(
     pack, site, tmp_path
 ):
-    for folder in (tmp_path, pack.parent, *tmp_path.parents[:3]):
+    for folder in (tmp_path, pack.parent, *tmp_path.parents[:2]):  # never /tmp itself
         folder.chmod(0o777)
     options = "-Dcuda=disabled -Donednn=disabled -Dio_uring=disabled"
     prefix, hidden = tmp_path / "v", HIDDEN + HEADERS
