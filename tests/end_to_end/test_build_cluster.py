@@ -58,7 +58,10 @@ def test_mistakes_are_said(tmp_path):
 
 
 # Debian's MPICH and the HDF5 that is built for it, laid out apart from the machine's own.
-SITE = "mpich libmpich-dev libmpich12 libhdf5-mpich-dev libhdf5-mpich-103-1 libucx-dev libslurm38"
+SITE = (
+    "mpich libmpich-dev libmpich12 libhdf5-mpich-dev libhdf5-mpich-103-1 libucx-dev libucx0 "
+    "libslurm38"
+)
 LIBRARY = "usr/lib/x86_64-linux-gnu"
 # What this machine has besides: the site's HDF5 and MPI must do without.
 HIDDEN = [f"/{LIBRARY}/hdf5", f"/{LIBRARY}/openmpi", "/usr/include/hdf5"]
