@@ -24,7 +24,7 @@ from runs import PROGRAM, ROOT, GpuMemory, read_metrics, settings
 DECK = ROOT / "input_decks" / "vit32b_synthetic_4xv100.toml"
 RANKS = 4
 LAYOUTS = {
-    "pipeline": {},
+    "pipeline": {"parallel.pipeline": 4, "parallel.tensor": 1, "parallel.chunks": 10},
     "pipeline_tensor": {"parallel.pipeline": 2, "parallel.tensor": 2, "parallel.chunks": 20},
     "tensor": {"parallel.pipeline": 1, "parallel.tensor": 4, "parallel.chunks": 40},
 }

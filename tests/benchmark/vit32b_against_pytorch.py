@@ -22,20 +22,19 @@ from vit32b import DECK, LAYOUTS, RANKS, SMALL
 
 HALF = {
     "model.depth": 20,
-    "parallel.chunks": 5,
     "precision.type": "bf16",
     "precision.loss_scale": 1,
     "checkpoint.every_steps": 0,
     "checkpoint.at_end": "false",
 }
-CHUNKS = {"pipeline": 5, "pipeline_tensor": 10, "tensor": 20}
 
 
 def voltapile(arguments):
+    layout = LAYOUTS[arguments.layout]
     keys = {
-        **LAYOUTS[arguments.layout],
+        **layout,
         **HALF,
-        "parallel.chunks": CHUNKS[arguments.layout],
+        "parallel.chunks": layout["parallel.chunks"] // 2,  # of one block, as in the whole model
         "batch.global": arguments.batch,
         "batch.micro": arguments.micro,
         "run.steps": arguments.steps,
@@ -53,7 +52,8 @@ def voltapile(arguments):
 
 def pytorch(arguments):
     script = pathlib.Path(__file__).with_name("pytorch_fsdp2.py")
-    small = ["--device=cpu", "--dim=128", "--heads=8", "--image=56", "--classes=341"]
+    sizes = ("dim", "heads", "image", "classes")
+    small = ["--device=cpu"] + [f"--{size}={SMALL[f'model.{size}']}" for size in sizes]
     options = [f"--batch={arguments.batch}", f"--steps={arguments.steps}"]
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={RANKS}", script]
     command += options + (small if arguments.small else [])
