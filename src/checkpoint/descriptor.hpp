@@ -23,6 +23,7 @@ class Descriptor {
       : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {
     if (fd_ < 0) throw_errno(code, path, what);
   }
+  explicit Descriptor(int fd) : fd_(fd) {}  // negative: none
   ~Descriptor() {
     if (fd_ >= 0) ::close(fd_);
   }

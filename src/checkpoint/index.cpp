@@ -65,7 +65,7 @@ std::string text_block(int64_t bytes, const std::string& digest) {
 }
 
 struct Source {
-  const ShardReport* shard;
+  const ShardLayout* shard;
   const StoredPiece* piece;
 };
 
@@ -146,11 +146,12 @@ RunState read_state(const h5::File& file) {
   return state;
 }
 
-void write_shards(h5::File& file, const std::vector<ShardReport>& reports) {
+void write_shards(h5::File& file, const std::vector<std::string>& names,
+                  const std::vector<ShardReport>& reports) {
   std::vector<ShardRow> rows(reports.size());
   for (size_t i = 0; i < rows.size(); ++i) {
     rows[i] = {};
-    put_text(rows[i].file, reports[i].file);
+    put_text(rows[i].file, names[i]);
     put_text(rows[i].digest, reports[i].digest);
     rows[i].bytes = reports[i].bytes;
   }
@@ -196,37 +197,40 @@ void check_text(const std::filesystem::path& path) {
 
 }  // namespace
 
-void write_index(const std::filesystem::path& folder, const RunState& state,
-                 const std::vector<Parameter>& model, const std::vector<ShardReport>& reports) {
+IndexDraft::IndexDraft(const std::filesystem::path& folder, const RunState& state,
+                       const std::vector<Parameter>& model, const std::vector<ShardLayout>& layouts)
+    : path_(folder / kIndexName), file_(h5::File::create_in_memory(path_, kTextBytes)) {
   std::map<std::string, std::vector<Source>> sources;
-  for (const ShardReport& shard : reports) {
+  for (const ShardLayout& shard : layouts) {
+    files_.push_back(shard.file);
     for (const StoredPiece& piece : shard.pieces) sources[piece.name].push_back({&shard, &piece});
   }
-  const std::filesystem::path path = folder / kIndexName;
-  h5::File file = h5::File::create_in_memory(path, kTextBytes);
-  write_state(file, state);
-  write_shards(file, reports);
-  write_ranges(file, reports);
-  {
-    h5::Group tensors = file.create_group("model");
-    h5::Group optimizer = file.create_group("optimizer");
-    h5::Group master = optimizer.create_group("master");
-    std::map<std::string, h5::Group> states;
-    for (const char* state : {"m", "v"}) states.emplace(state, optimizer.create_group(state));
-    if (std::any_of(reports.begin(), reports.end(), [](const auto& r) { return r.ema; }))
-      states.emplace("ema", optimizer.create_group("ema"));
-    for (const Parameter& parameter : model) {
-      write_tensor(parameter, sources[parameter.name], tensors, states);
-      master.link(parameter.name, "/model/" + parameter.name);
-    }
-    VP_CHECK(sources.size() == model.size(), "pieces of {} tensors for a model of {}",
-             sources.size(), model.size());
+  write_state(file_, state);
+  h5::Group tensors = file_.create_group("model");
+  h5::Group optimizer = file_.create_group("optimizer");
+  h5::Group master = optimizer.create_group("master");
+  std::map<std::string, h5::Group> states;
+  for (const char* state : {"m", "v"}) states.emplace(state, optimizer.create_group(state));
+  if (std::any_of(layouts.begin(), layouts.end(), [](const auto& shard) { return shard.ema; }))
+    states.emplace("ema", optimizer.create_group("ema"));
+  for (const Parameter& parameter : model) {
+    write_tensor(parameter, sources[parameter.name], tensors, states);
+    master.link(parameter.name, "/model/" + parameter.name);
   }
-  std::vector<std::byte> image = file.close_image();
+  VP_CHECK(sources.size() == model.size(), "pieces of {} tensors for a model of {}", sources.size(),
+           model.size());
+}
+
+void IndexDraft::finish(const std::vector<ShardReport>& reports) {
+  VP_CHECK(reports.size() == files_.size(), "{} reports of {} shards", reports.size(),
+           files_.size());
+  write_shards(file_, files_, reports);
+  write_ranges(file_, reports);
+  std::vector<std::byte> image = file_.close_image();
   const std::string text = text_block(static_cast<int64_t>(image.size()),
                                       digest_of(std::span(image).subspan(kTextBytes)));
   std::memcpy(image.data(), text.data(), kTextBytes);
-  write_synced(path, image);
+  write_synced(path_, image);
 }
 
 Index open_index(const std::filesystem::path& checkpoint) {

@@ -23,10 +23,20 @@ struct ShardEntry {
   std::string digest;
 };
 
-// Writes and syncs <folder>/index.h5. Error(failure) unless the reported pieces cover every tensor
-// of the model once.
-void write_index(const std::filesystem::path& folder, const RunState& state,
-                 const std::vector<Parameter>& model, const std::vector<ShardReport>& reports);
+// Made in memory while the shards are being written; finish() adds what is known only then.
+class IndexDraft {
+ public:
+  // Error(failure) unless the pieces that are laid out cover every tensor of the model once.
+  IndexDraft(const std::filesystem::path& folder, const RunState& state,
+             const std::vector<Parameter>& model, const std::vector<ShardLayout>& layouts);
+  // Writes and syncs <folder>/index.h5; a report for each layout.
+  void finish(const std::vector<ShardReport>& reports);
+
+ private:
+  std::filesystem::path path_;
+  std::vector<std::string> files_;  // of the layouts
+  h5::File file_;
+};
 
 struct Index {
   h5::File file;

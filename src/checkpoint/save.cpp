@@ -1,5 +1,6 @@
 #include <atomic>
 #include <functional>
+#include <optional>
 
 #include "voltapile/base/log.hpp"
 #include "voltapile/checkpoint/checkpoint.hpp"
@@ -8,6 +9,7 @@
 #include "folder.hpp"
 #include "index.hpp"
 #include "shard.hpp"
+#include "task_queue.hpp"
 #include "together.hpp"
 
 namespace voltapile {
@@ -22,7 +24,7 @@ void tell_refusal(const fs::path& folder, const std::vector<ShardReport>& report
     log::warn(
         format("{}: this file system refuses writes past its page cache ({}): saving is "
                "slower, and takes memory of the machine beside checkpoint.pool",
-               (folder / report.file).string(), report.refusal));
+               folder.string(), report.refusal));
   }
 }
 
@@ -54,16 +56,28 @@ fs::path save_checkpoint(const fs::path& checkpoints, Communicator& world, const
       fs::create_directory(partial);
     });
     writing = true;
-    const std::vector<std::string> answers = together(world, [&] {
-      // A job that fails meanwhile is not to wait for all of this.
-      return to_text(write_shard(partial, world.rank(), state.step, owner, pieces, values,
-                                 [&] { world.poll_error(); }));
-    });
+    // A job that fails meanwhile is not to wait for all of this.
+    const auto may_go_on = [&] { world.poll_error(); };
+    ShardLayout own;
+    std::vector<ShardLayout> layouts;
+    for (const std::string& answer : together(world, [&] {
+           may_go_on();
+           own = lay_out_shard(partial, world.rank(), state.step, owner, pieces, values.averaged());
+           values.begin(own.order());
+           return to_text(own);
+         }))
+      layouts.push_back(shard_layout(answer));
+    std::optional<IndexDraft> index;
+    TaskQueue beside;  // HDF5 takes long over the index, and the disk has nothing to do with it
+    if (world.rank() == 0) beside.add([&] { index.emplace(partial, state, model, layouts); });
+    std::vector<ShardReport> reports;
+    for (const std::string& answer : together(
+             world, [&] { return to_text(fill_shard(partial, own, pieces, values, may_go_on)); }))
+      reports.push_back(shard_report(answer));
     on_first([&] {
-      std::vector<ShardReport> reports;
-      for (const std::string& answer : answers) reports.push_back(shard_report(answer));
+      beside.wait(1);
+      index->finish(reports);
       tell_refusal(partial, reports);
-      write_index(partial, state, model, reports);
       sync_folder(partial);
       publish_step(checkpoints, state.step);
       prune(checkpoints, keep);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <deque>
 
 #include <nlohmann/json.hpp>
 
@@ -23,56 +24,19 @@ struct State {
 constexpr std::array<State, 4> kStates = {
     {{"master", &Piece::master}, {"m", &Piece::m}, {"v", &Piece::v}, {"ema", &Piece::ema}}};
 
-// A dataset that is laid out and waits for its values.
-struct Place {
-  StateSource::Tensor tensor;
-  const char* group;
-  int64_t at = 0;
-  int64_t elements = 0;  // trailing padding of the piece left out
+// What a core keeps close while a value is looked at and digested twice.
+constexpr size_t kDigestedAtOnce = size_t{64} << 10;
 
-  std::string dataset(const std::vector<Piece>& pieces) const {
-    return format("/{}/{}", group, pieces[tensor.piece].parameter->name);
-  }
-};
-
-// In the order of the file.
-std::vector<Place> lay_out(const std::filesystem::path& path, int rank, int64_t step,
-                           std::span<const State> states, const std::vector<Piece>& pieces,
-                           ShardReport& report) {
-  h5::File file = h5::File::create(path, {ShardFile::kLong, ShardFile::kPage});
-  file.set_attribute("step", step);
-  file.set_attribute("rank", int64_t{rank});
-  for (const State& state : states) file.create_group(state.group);
-  std::vector<Place> places;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const Piece& piece = pieces[i];
-    const int64_t extent = mapped_extent(
-        map_piece(*piece.parameter, report.owner.tp, report.owner.tp_rank, piece.begin, piece.end));
-    if (extent == 0) continue;
-    report.pieces.push_back({piece.parameter->name, piece.begin, piece.begin + extent});
-    for (const State& state : states) {
-      const h5::Dataset dataset =
-          file.open_group(state.group)
-              .create_dataset(piece.parameter->name, DType::f32, Shape{extent});
-      places.push_back({{i, state.view}, state.group, dataset.place_bytes(), extent});
-    }
-  }
-  file.close_unsynced();
-  std::sort(places.begin(), places.end(),
-            [](const Place& a, const Place& b) { return a.at < b.at; });
-  return places;
-}
-
-// Writes a file from its first byte to its last. Its bytes are looked at and digested beside that,
-// one slab behind.
+// Goes through a file from its first byte to its last. Its bytes are written, looked at and
+// digested beside that, as many slabs behind as the source lets it hold.
 class Filler {
  public:
   Filler(const std::filesystem::path& path, const std::vector<Piece>& pieces, StateSource& source,
-         const std::function<void()>& may_go_on, ShardReport& report)
-      : file_(path), pieces_(pieces), source_(source), may_go_on_(may_go_on), report_(report) {}
+         const std::function<void()>& may_go_on)
+      : file_(path), pieces_(pieces), source_(source), may_go_on_(may_go_on) {}
 
-  void fill(const std::vector<Place>& places) {
-    for (const Place& place : places) {
+  ShardReport fill(const std::vector<ShardLayout::Place>& places) {
+    for (const ShardLayout::Place& place : places) {
       structure(place.at);
       values(place);
     }
@@ -83,6 +47,7 @@ class Filler {
     report_.bytes = file_.bytes();
     report_.digest = whole_.hex();
     report_.refusal = file_.refusal();
+    return std::move(report_);
   }
 
  private:
@@ -99,42 +64,56 @@ class Filler {
     at_ = end;
   }
 
-  void values(const Place& place) {
+  void values(const ShardLayout::Place& place) {
     const Piece& piece = pieces_[place.tensor.piece];
     const int64_t begin = at_, size = piece.end - piece.begin;
     for (int64_t done = 0; done < size;) {
       may_go_on_();
+      if (held_.size() == StateSource::kHeld) give_back_oldest();
       const std::span<const float> taken = source_.take();
       const auto count = static_cast<int64_t>(taken.size());
-      VP_CHECK(0 < count && count <= size - done, "{}: {} values are given for {}",
-               place.dataset(pieces_), count, size - done);
+      VP_CHECK(0 < count && count <= size - done, "{}: {} values are given for {}", place.dataset,
+               count, size - done);
       const std::span<const float> kept =
           taken.first(static_cast<size_t>(std::clamp<int64_t>(place.elements - done, 0, count)));
-      // The slab before this one goes when the next is taken.
-      digests_.wait(newest_);
-      newest_ = digests_.add([this, place, first = piece.begin + done, kept] {
-        refuse_nan(place, first, kept);
-        add(std::as_bytes(kept));
-      });
-      file_.write(at_, std::as_bytes(kept));
+      const int64_t written = file_.write(at_, std::as_bytes(kept));
+      newest_ = digests_.add(
+          [this, &place, first = piece.begin + done, kept] { look_at(place, first, kept); });
+      held_.push_back({written, newest_});
       at_ += static_cast<int64_t>(kept.size_bytes());
       done += count;
     }
-    newest_ = digests_.add(
-        [this, place, begin, end = at_] { close_range(place.dataset(pieces_), begin, end); });
+    newest_ =
+        digests_.add([this, &place, begin, end = at_] { close_range(place.dataset, begin, end); });
   }
 
-  void refuse_nan(const Place& place, int64_t first, std::span<const float> values) const {
+  void give_back_oldest() {
+    file_.wait(held_.front().written);
+    digests_.wait(held_.front().digested);
+    held_.pop_front();
+  }
+
+  void look_at(const ShardLayout::Place& place, int64_t first, std::span<const float> values) {
+    while (!values.empty()) {
+      const auto some = values.first(std::min(values.size(), kDigestedAtOnce / sizeof(float)));
+      refuse_nan(place, first, some);
+      add(std::as_bytes(some));
+      first += static_cast<int64_t>(some.size());
+      values = values.subspan(some.size());
+    }
+  }
+
+  void refuse_nan(const ShardLayout::Place& place, int64_t first,
+                  std::span<const float> values) const {
     int found = 0;  // without a way out, the loop is one of whole vectors
     for (float x : values) found |= std::isnan(x) ? 1 : 0;
     if (found == 0) return;
     const auto nan =
         std::find_if(values.begin(), values.end(), [](float x) { return std::isnan(x); });
     throw Error(ExitCode::failure,
-                format("{} of {} is not a number (element {} of the local tensor): training has "
+                format("{} is not a number (element {} of the local tensor): training has "
                        "diverged, so this checkpoint is not written; the one before stays",
-                       place.group, pieces_[place.tensor.piece].parameter->name,
-                       first + (nan - values.begin())));
+                       tensor_of(place.dataset), first + (nan - values.begin())));
   }
 
   void add(std::span<const std::byte> bytes) {
@@ -150,14 +129,24 @@ class Filler {
   const std::vector<Piece>& pieces_;
   StateSource& source_;
   const std::function<void()>& may_go_on_;
-  ShardReport& report_;
+  struct Held {  // a slab, until both have come so far
+    int64_t written = 0, digested = 0;
+  };
+  std::deque<Held> held_;
   int64_t at_ = 0;
-  RunningDigest whole_, part_;  // the queue's, as the report's ranges are
+  ShardReport report_;          // its ranges are the queue's
+  RunningDigest whole_, part_;  // the queue's
   int64_t newest_ = 0;
   TaskQueue digests_;
 };
 
 }  // namespace
+
+std::string tensor_of(const std::string& dataset) {
+  if (dataset.empty()) return "HDF5's own structure";
+  const size_t slash = dataset.find('/', 1);
+  return dataset.substr(1, slash - 1) + " of " + dataset.substr(slash + 1);
+}
 
 std::span<const float> ViewSource::take() {
   const Tensor& tensor = left_[next_];
@@ -176,52 +165,83 @@ std::span<const float> ViewSource::take() {
   return values;
 }
 
-ShardReport write_shard(const std::filesystem::path& folder, int rank, int64_t step,
-                        const PieceOwner& owner, const std::vector<Piece>& pieces,
-                        StateSource& source, const std::function<void()>& may_go_on) {
-  ShardReport report;
-  report.file = format("shard_{:05d}.h5", rank);
-  report.owner = owner;
-  report.ema = source.averaged();
-  const std::filesystem::path path = folder / report.file;
-  may_go_on();
-  const std::span<const State> states(kStates.data(), report.ema ? kStates.size() : 3);
-  const std::vector<Place> places = lay_out(path, rank, step, states, pieces, report);
-  std::vector<StateSource::Tensor> order;
-  for (const Place& place : places) order.push_back(place.tensor);
-  source.begin(order);
-  Filler(path, pieces, source, may_go_on, report).fill(places);
-  return report;
+std::vector<StateSource::Tensor> ShardLayout::order() const {
+  std::vector<StateSource::Tensor> tensors;
+  for (const Place& place : places) tensors.push_back(place.tensor);
+  return tensors;
+}
+
+ShardLayout lay_out_shard(const std::filesystem::path& folder, int rank, int64_t step,
+                          const PieceOwner& owner, const std::vector<Piece>& pieces, bool ema) {
+  ShardLayout layout{.file = format("shard_{:05d}.h5", rank), .owner = owner, .ema = ema};
+  h5::File file = h5::File::create(folder / layout.file, {ShardFile::kLong, ShardFile::kPage});
+  file.set_attribute("step", step);
+  file.set_attribute("rank", int64_t{rank});
+  {
+    std::vector<h5::Group> groups;
+    for (const State& state : std::span(kStates).first(ema ? kStates.size() : 3))
+      groups.push_back(file.create_group(state.group));
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const Piece& piece = pieces[i];
+      const std::string& name = piece.parameter->name;
+      const int64_t extent = mapped_extent(
+          map_piece(*piece.parameter, owner.tp, owner.tp_rank, piece.begin, piece.end));
+      if (extent == 0) continue;
+      layout.pieces.push_back({name, piece.begin, piece.begin + extent});
+      for (size_t s = 0; s < groups.size(); ++s)
+        layout.places.push_back(
+            {{i, kStates[s].view},
+             format("/{}/{}", kStates[s].group, name),
+             groups[s].create_dataset(name, DType::f32, Shape{extent}).place_bytes(),
+             extent});
+    }
+  }
+  file.close_unsynced();
+  std::sort(layout.places.begin(), layout.places.end(),
+            [](const auto& a, const auto& b) { return a.at < b.at; });
+  return layout;
+}
+
+ShardReport fill_shard(const std::filesystem::path& folder, const ShardLayout& layout,
+                       const std::vector<Piece>& pieces, StateSource& source,
+                       const std::function<void()>& may_go_on) {
+  return Filler(folder / layout.file, pieces, source, may_go_on).fill(layout.places);
+}
+
+std::string to_text(const ShardLayout& layout) {
+  nlohmann::json pieces = nlohmann::json::array();
+  for (const StoredPiece& p : layout.pieces) pieces.push_back({p.name, p.begin, p.end});
+  return nlohmann::json{{"file", layout.file},
+                        {"tp", layout.owner.tp},
+                        {"tp_rank", layout.owner.tp_rank},
+                        {"ema", layout.ema},
+                        {"pieces", pieces}}
+      .dump();
+}
+
+ShardLayout shard_layout(const std::string& text) {
+  const auto json = nlohmann::json::parse(text);
+  ShardLayout layout{
+      .file = json.at("file"), .owner = {json.at("tp"), json.at("tp_rank")}, .ema = json.at("ema")};
+  for (const auto& p : json.at("pieces")) layout.pieces.push_back({p.at(0), p.at(1), p.at(2)});
+  return layout;
 }
 
 std::string to_text(const ShardReport& report) {
-  nlohmann::json pieces = nlohmann::json::array();
-  for (const StoredPiece& p : report.pieces) pieces.push_back({p.name, p.begin, p.end});
   nlohmann::json ranges = nlohmann::json::array();
   for (const StoredRange& r : report.ranges)
     ranges.push_back({r.dataset, r.begin, r.end, r.digest});
-  return nlohmann::json{{"file", report.file},
-                        {"bytes", report.bytes},
+  return nlohmann::json{{"bytes", report.bytes},
                         {"digest", report.digest},
-                        {"tp", report.owner.tp},
-                        {"tp_rank", report.owner.tp_rank},
-                        {"pieces", pieces},
-                        {"ranges", ranges},
-                        {"ema", report.ema},
-                        {"refusal", report.refusal}}
+                        {"refusal", report.refusal},
+                        {"ranges", ranges}}
       .dump();
 }
 
 ShardReport shard_report(const std::string& text) {
   const auto json = nlohmann::json::parse(text);
-  ShardReport report;
-  report.file = json.at("file");
-  report.bytes = json.at("bytes");
-  report.ema = json.at("ema");
-  report.refusal = json.at("refusal");
-  report.digest = json.at("digest");
-  report.owner = {json.at("tp"), json.at("tp_rank")};
-  for (const auto& p : json.at("pieces")) report.pieces.push_back({p.at(0), p.at(1), p.at(2)});
+  ShardReport report{
+      .refusal = json.at("refusal"), .bytes = json.at("bytes"), .digest = json.at("digest")};
   for (const auto& r : json.at("ranges"))
     report.ranges.push_back({r.at(0), r.at(1), r.at(2), r.at(3)});
   return report;

@@ -10,13 +10,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// "/m/blocks.0.norm1.bias" as "m of blocks.0.norm1.bias".
-std::string tensor_of(const std::string& dataset) {
-  if (dataset.empty()) return "HDF5's own structure";
-  const size_t slash = dataset.find('/', 1);
-  return dataset.substr(1, slash - 1) + " of " + dataset.substr(slash + 1);
-}
-
 std::string list_ranges(const std::vector<StoredRange>& ranges) {
   std::vector<std::string> words;
   for (const StoredRange& range : ranges)

@@ -1,7 +1,8 @@
 #include "shard_file.hpp"
 
 #include <algorithm>
-#include <atomic>
+#include <cstdlib>
+#include <memory>
 
 #include <sys/stat.h>
 
@@ -9,26 +10,36 @@ namespace voltapile {
 namespace {
 
 constexpr auto kFault = ExitCode::failure;
+// Of one writer's memory for what does not begin at a page.
+constexpr size_t kCopyBytes = size_t{2} << 20;
+// A write through the cache waits for all requests in flight, and keeps others from beginning: so
+// small ones are put off until there are so many.
+constexpr size_t kMostSmallBytes = size_t{1} << 20;
 
 size_t whole_pages(size_t bytes) { return bytes / ShardFile::kPage * ShardFile::kPage; }
 
-// Writes as much as the file takes; false where it refuses, with errno.
-bool write_all(int fd, int64_t at, std::span<const std::byte> from) {
+// 0, or the errno with which the file refuses.
+int write_all(int fd, int64_t at, std::span<const std::byte> from) {
   while (!from.empty()) {
     const ssize_t wrote = ::pwrite(fd, from.data(), from.size(), static_cast<off_t>(at));
     if (wrote < 0 && errno == EINTR) continue;
-    if (wrote == 0) errno = ENOSPC;
-    if (wrote <= 0) return false;
+    if (wrote <= 0) return wrote == 0 ? ENOSPC : errno;
     at += wrote;
     from = from.subspan(static_cast<size_t>(wrote));
   }
-  return true;
+  return 0;
 }
 
 }  // namespace
 
 ShardFile::ShardFile(const std::filesystem::path& path)
-    : path_(path), file_(path, O_RDWR, kFault, "cannot open this file") {
+    : path_(path),
+      file_(path, O_RDWR, kFault, "cannot open this file"),
+      direct_(::open(path.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC)) {
+  if (direct_.fd() < 0) {
+    refusal_ = std::strerror(errno);
+    refuses_ = true;
+  }
   struct stat about {};
   if (::fstat(file_.fd(), &about) != 0) throw_errno(kFault, path_, "cannot look at this file");
   bytes_ = about.st_size;
@@ -39,12 +50,6 @@ ShardFile::ShardFile(const std::filesystem::path& path)
                                std::strerror(fault)));
   // What is read is HDF5's own, far apart: what lies behind it would be read for nothing.
   ::posix_fadvise(file_.fd(), 0, 0, POSIX_FADV_RANDOM);
-  direct_ = ::open(path.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC);
-  if (direct_ < 0) refusal_ = std::strerror(errno);
-}
-
-ShardFile::~ShardFile() {
-  if (direct_ >= 0) ::close(direct_);
 }
 
 void ShardFile::read(int64_t at, std::span<std::byte> into) const {
@@ -58,65 +63,80 @@ void ShardFile::read(int64_t at, std::span<std::byte> into) const {
   }
 }
 
-void ShardFile::write(int64_t at, std::span<const std::byte> from) {
-  if (direct_ >= 0 && from.size() >= kLong) {
-    const size_t head = whole_pages(static_cast<size_t>(at) + kPage - 1) - static_cast<size_t>(at);
-    const size_t pages = head < from.size() ? whole_pages(from.size() - head) : 0;
-    if (pages > 0 && write_past_cache(at + static_cast<int64_t>(head), from.subspan(head, pages))) {
-      write_through_cache(at, from.first(head));
-      write_through_cache(at + static_cast<int64_t>(head + pages), from.subspan(head + pages));
-      return;
-    }
+int64_t ShardFile::write(int64_t at, std::span<const std::byte> from) {
+  size_t head = from.size(), pages = 0;
+  if (from.size() >= kLong) {
+    head = whole_pages(static_cast<size_t>(at) + kPage - 1) - static_cast<size_t>(at);
+    pages = whole_pages(from.size() - head);
   }
-  write_through_cache(at, from);
+  keep_small(at, from.first(head));
+  if (pages > 0)
+    newest_ = writers_.add([this, at = at + static_cast<int64_t>(head),
+                            pages = from.subspan(head, pages)] { write_pages(at, pages); });
+  keep_small(at + static_cast<int64_t>(head + pages), from.subspan(head + pages));
+  return newest_;
 }
 
-// False where the file system takes the flag and refuses the requests.
-bool ShardFile::write_past_cache(int64_t at, std::span<const std::byte> pages) {
-  const bool aligned = reinterpret_cast<uintptr_t>(pages.data()) % kPage == 0;
-  if (!aligned && copies_ == nullptr) {
-    copies_.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, kBlock)));
-    if (copies_ == nullptr)
-      throw Error(kFault, format("{}: no memory to write from: {} bytes", path_.string(), kBlock));
+void ShardFile::write_pages(int64_t at, std::span<const std::byte> pages) {
+  if (!refuses_) {
+    const int fault = write_past_cache(at, pages);
+    if (fault == 0) return;
+    errno = fault;
+    if (fault != EINVAL) throw_errno(kFault, path_, "cannot write");
+    // The file system takes the flag and refuses the requests.
+    const std::lock_guard lock(refusing_);
+    refusal_ = std::strerror(fault);
+    refuses_ = true;
   }
+  write_through_cache(at, pages);
+}
+
+// 0, or the errno of a request that is refused.
+int ShardFile::write_past_cache(int64_t at, std::span<const std::byte> pages) const {
+  if (reinterpret_cast<uintptr_t>(pages.data()) % kPage == 0)
+    return write_all(direct_.fd(), at, pages);
+  const size_t most = std::min(kCopyBytes, pages.size());
+  const std::unique_ptr<std::byte, decltype(&std::free)> copy(
+      static_cast<std::byte*>(std::aligned_alloc(kPage, most)), &std::free);
+  if (copy == nullptr)
+    throw Error(kFault, format("{}: no memory to write from: {} bytes", path_.string(), most));
   for (size_t done = 0; done < pages.size();) {
-    std::span<const std::byte> block = pages.subspan(done, std::min(kBlock, pages.size() - done));
-    if (!aligned) {
-      std::copy(block.begin(), block.end(), copies_.get());
-      block = {copies_.get(), block.size()};
-    }
-    if (!write_in_two(at + static_cast<int64_t>(done), block)) {
-      if (errno != EINVAL) throw_errno(kFault, path_, "cannot write");
-      refusal_ = std::strerror(errno);
-      ::close(std::exchange(direct_, -1));
-      return false;
-    }
+    const auto block = pages.subspan(done, std::min(most, pages.size() - done));
+    std::copy(block.begin(), block.end(), copy.get());
+    const int fault =
+        write_all(direct_.fd(), at + static_cast<int64_t>(done), {copy.get(), block.size()});
+    if (fault != 0) return fault;
     done += block.size();
   }
-  return true;
+  return 0;
 }
 
-// Two requests at a time keep a disk busier than one. False with errno where one is refused.
-bool ShardFile::write_in_two(int64_t at, std::span<const std::byte> block) {
-  std::atomic<int> fault = 0;
-  const size_t half = whole_pages(block.size() / 2);
-  both_.for_each_range(2, 1, [&](int64_t part, int64_t) {
-    const bool written =
-        part == 0 ? write_all(direct_, at, block.first(half))
-                  : write_all(direct_, at + static_cast<int64_t>(half), block.subspan(half));
-    if (!written) fault = errno;
-  });
-  errno = fault;
-  return fault == 0;
+void ShardFile::keep_small(int64_t at, std::span<const std::byte> from) {
+  if (from.empty()) return;
+  small_.push_back({at, from.size()});
+  small_bytes_.insert(small_bytes_.end(), from.begin(), from.end());
+  if (small_bytes_.size() >= kMostSmallBytes) write_small();
 }
 
-void ShardFile::write_through_cache(int64_t at, std::span<const std::byte> from) {
-  if (!write_all(file_.fd(), at, from)) throw_errno(kFault, path_, "cannot write");
+void ShardFile::write_small() {
+  std::span<const std::byte> left = small_bytes_;
+  for (const Small& small : small_) {
+    write_through_cache(small.at, left.first(small.bytes));
+    left = left.subspan(small.bytes);
+  }
+  small_.clear();
+  small_bytes_.clear();
+}
+
+void ShardFile::write_through_cache(int64_t at, std::span<const std::byte> from) const {
+  errno = write_all(file_.fd(), at, from);
+  if (errno != 0) throw_errno(kFault, path_, "cannot write");
 }
 
 void ShardFile::close() {
-  if (direct_ >= 0 && ::close(std::exchange(direct_, -1)) != 0)
-    throw_errno(kFault, path_, "cannot close this file");
+  write_small();
+  wait(newest_);
+  if (direct_.fd() >= 0) direct_.close(path_);
   if (::fsync(file_.fd()) != 0) throw_errno(kFault, path_, "cannot sync this file to the disk");
   file_.close(path_);
 }

@@ -1,4 +1,4 @@
-// Private to checkpoint: work that goes on beside a thread, one task after the other.
+// Private to checkpoint: work that goes on beside a thread.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -6,22 +6,28 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <thread>
+#include <vector>
 
 namespace voltapile {
 
-// After a task that throws, the others are left out, and each wait() rethrows what it threw.
+// Tasks begin in the order in which they were added, as many at once as there are threads. After
+// one that throws, those that have not begun are left out, and each wait() rethrows what it threw;
+// others may still be at work until the destructor returns.
 class TaskQueue {
  public:
-  TaskQueue() : thread_([this] { work(); }) {}
+  explicit TaskQueue(int threads = 1) {
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+  }
   // Leaves out what has not begun.
   ~TaskQueue() {
     {
       const std::lock_guard lock(mutex_);
       over_ = true;
     }
-    changed_.notify_all();
-    thread_.join();
+    added_one_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
   }
   TaskQueue(const TaskQueue&) = delete;
   TaskQueue& operator=(const TaskQueue&) = delete;
@@ -29,44 +35,52 @@ class TaskQueue {
   // How many tasks there have been, this one included.
   int64_t add(std::function<void()> task) {
     const std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
-    changed_.notify_all();
-    return ++added_;
+    unfinished_.insert(++added_);
+    tasks_.push_back({added_, std::move(task)});
+    added_one_.notify_one();
+    return added_;
   }
-  // Until so many of them have ended.
+  // Until the first `tasks` of them have ended.
   void wait(int64_t tasks) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return ended_ >= tasks || fault_ != nullptr; });
+    ended_one_.wait(lock, [&] {
+      return fault_ != nullptr || unfinished_.empty() || *unfinished_.begin() > tasks;
+    });
     if (fault_ != nullptr) std::rethrow_exception(fault_);
   }
 
  private:
+  struct Task {
+    int64_t number = 0;
+    std::function<void()> run;
+  };
   void work() {
     std::unique_lock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [&] { return over_ || (!tasks_.empty() && fault_ == nullptr); });
+      added_one_.wait(lock, [&] { return over_ || (!tasks_.empty() && fault_ == nullptr); });
       if (over_) return;
-      const std::function<void()> task = std::move(tasks_.front());
+      const Task task = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
       std::exception_ptr fault;
       try {
-        task();
+        task.run();
       } catch (...) { fault = std::current_exception(); }
       lock.lock();
-      fault_ = fault;
-      ++ended_;
-      changed_.notify_all();
+      if (fault_ == nullptr) fault_ = fault;
+      unfinished_.erase(task.number);
+      ended_one_.notify_all();
     }
   }
 
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;
-  int64_t added_ = 0, ended_ = 0;
+  std::condition_variable added_one_, ended_one_;
+  std::deque<Task> tasks_;
+  std::set<int64_t> unfinished_;
+  int64_t added_ = 0;
   bool over_ = false;
   std::exception_ptr fault_;
-  std::thread thread_;  // the last: the others are there when it begins
+  std::vector<std::thread> threads_;  // the last: the others are there when they begin
 };
 
 }  // namespace voltapile

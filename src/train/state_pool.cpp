@@ -7,10 +7,9 @@ namespace voltapile {
 namespace {
 
 constexpr size_t kPage = 4096, kMostSlabBytes = size_t{8} << 20;
-// So that copying, writing and waiting for room overlap.
-constexpr size_t kLeastSlabs = 4;
-// By the writer: the one that it is given, and the one before.
-constexpr size_t kHeldSlabs = 2;
+// So that copying, writing and waiting for room overlap. Two more than the writer holds are what
+// a ring needs whose slabs differ in length: one may be lost at its end.
+constexpr size_t kLeastSlabs = StateSource::kHeld + 4;
 
 size_t round_up(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 size_t round_down(size_t bytes) { return bytes / kPage * kPage; }
@@ -191,7 +190,7 @@ std::optional<size_t> StatePool::room_for(size_t bytes) const {
 std::span<const float> StatePool::take() {
   if (before_write_) before_write_();
   std::unique_lock lock(mutex_);
-  if (taken_ == kHeldSlabs) {
+  if (taken_ == kHeld) {
     slabs_.pop_front();
     --taken_;
     freed_.notify_all();

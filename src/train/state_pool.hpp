@@ -60,7 +60,7 @@ class StatePool final : public StateSource {
   std::mutex mutex_;
   std::condition_variable filled_, freed_;
   std::deque<Slab> slabs_;  // oldest first
-  size_t taken_ = 0;        // of the first of them: the writer has two at most
+  size_t taken_ = 0;        // of the first of them: the writer has kHeld at most
   bool stopping_ = false;
   std::exception_ptr fault_;
   std::thread copier_;

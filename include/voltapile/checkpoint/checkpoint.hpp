@@ -51,8 +51,9 @@ class StateSource {
   // be asked for. A tensor that is listed before another piece's may have come after it among the
   // pieces: small ones fill gaps in a file.
   virtual void begin(const std::vector<Tensor>& order) = 0;
-  // The next values in that order: some, all of one tensor, valid until the call after the
-  // next.
+  // The next values in that order: some, all of one tensor. They stay until the kHeld-th call after
+  // this one begins.
+  static constexpr size_t kHeld = 8;
   virtual std::span<const float> take() = 0;
 };
 

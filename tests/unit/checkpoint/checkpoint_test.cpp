@@ -234,8 +234,10 @@ TEST(Checkpoint, AShardIsGivenUpBetweenItsTensors) {
     if (++asked == 3) throw PeerFailure("another rank is lost");
   };
   ViewSource values(part.pieces);
-  EXPECT_THROW(write_shard(folder.path(), 0, 1, part.owner, part.pieces, values, third_time),
-               PeerFailure);
+  const ShardLayout layout =
+      lay_out_shard(folder.path(), 0, 1, part.owner, part.pieces, values.averaged());
+  values.begin(layout.order());
+  EXPECT_THROW(fill_shard(folder.path(), layout, part.pieces, values, third_time), PeerFailure);
   EXPECT_EQ(asked, 3);
 }
 
