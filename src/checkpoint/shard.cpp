@@ -27,8 +27,11 @@ constexpr std::array<State, 4> kStates = {
 // What a core keeps close while a value is looked at and digested twice.
 constexpr size_t kDigestedAtOnce = size_t{64} << 10;
 
+// So that the requests in flight are soon followed by others.
+constexpr size_t kMostHeldBytes = 2 * ShardFile::kAtOnce * ShardFile::kBlock;
+
 // Goes through a file from its first byte to its last. Its bytes are written, looked at and
-// digested beside that, as many slabs behind as the source lets it hold.
+// digested beside that.
 class Filler {
  public:
   Filler(const std::filesystem::path& path, const std::vector<Piece>& pieces, StateSource& source,
@@ -69,8 +72,7 @@ class Filler {
     const int64_t begin = at_, size = piece.end - piece.begin;
     for (int64_t done = 0; done < size;) {
       may_go_on_();
-      if (held_.size() == StateSource::kHeld) give_back_oldest();
-      const std::span<const float> taken = source_.take();
+      const std::span<const float> taken = take();
       const auto count = static_cast<int64_t>(taken.size());
       VP_CHECK(0 < count && count <= size - done, "{}: {} values are given for {}", place.dataset,
                count, size - done);
@@ -79,7 +81,8 @@ class Filler {
       const int64_t written = file_.write(at_, std::as_bytes(kept));
       newest_ = digests_.add(
           [this, &place, first = piece.begin + done, kept] { look_at(place, first, kept); });
-      held_.push_back({written, newest_});
+      held_.push_back({taken.size_bytes(), written, newest_});
+      held_bytes_ += taken.size_bytes();
       at_ += static_cast<int64_t>(kept.size_bytes());
       done += count;
     }
@@ -87,10 +90,26 @@ class Filler {
         digests_.add([this, &place, begin, end = at_] { close_range(place.dataset, begin, end); });
   }
 
-  void give_back_oldest() {
-    file_.wait(held_.front().written);
-    digests_.wait(held_.front().digested);
+  std::span<const float> take() {
+    while (!held_.empty() && file_.ended(held_.front().written) &&
+           digests_.ended(held_.front().digested))
+      give_back();
+    while (held_bytes_ > kMostHeldBytes) give_back();
+    while (true) {
+      const std::span<const float> taken = source_.take();
+      if (!taken.empty()) return taken;
+      VP_CHECK(!held_.empty(), "no values are given, and none are held");
+      give_back();
+    }
+  }
+
+  void give_back() {
+    const Held& oldest = held_.front();
+    file_.wait(oldest.written);
+    digests_.wait(oldest.digested);
+    held_bytes_ -= oldest.bytes;
     held_.pop_front();
+    source_.give_back();
   }
 
   void look_at(const ShardLayout::Place& place, int64_t first, std::span<const float> values) {
@@ -130,9 +149,11 @@ class Filler {
   StateSource& source_;
   const std::function<void()>& may_go_on_;
   struct Held {  // a slab, until both have come so far
+    size_t bytes = 0;
     int64_t written = 0, digested = 0;
   };
   std::deque<Held> held_;
+  size_t held_bytes_ = 0;
   int64_t at_ = 0;
   ShardReport report_;          // its ranges are the queue's
   RunningDigest whole_, part_;  // the queue's

@@ -67,6 +67,7 @@ class ViewSource final : public StateSource {
   bool averaged() const override { return !pieces_.empty() && pieces_.front().ema; }
   void begin(const std::vector<Tensor>& order) override { left_ = order; }
   std::span<const float> take() override;
+  void give_back() override {}
 
  private:
   const std::vector<Piece>& pieces_;

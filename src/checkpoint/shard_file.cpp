@@ -12,9 +12,9 @@ namespace {
 constexpr auto kFault = ExitCode::failure;
 // Of one writer's memory for what does not begin at a page.
 constexpr size_t kCopyBytes = size_t{2} << 20;
-// A write through the cache waits for all requests in flight, and keeps others from beginning: so
-// small ones are put off until there are so many.
-constexpr size_t kMostSmallBytes = size_t{1} << 20;
+// ext4 lets a write through the cache wait for all requests in flight, and others for it: small
+// ones are put off until there are so many.
+constexpr size_t kMostSmallBytes = size_t{16} << 20;
 
 size_t whole_pages(size_t bytes) { return bytes / ShardFile::kPage * ShardFile::kPage; }
 

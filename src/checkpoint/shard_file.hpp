@@ -37,6 +37,8 @@ class ShardFile {
   int64_t write(int64_t at, std::span<const std::byte> from);
   // Until that write() and those before it need their memory no longer.
   void wait(int64_t written) { writers_.wait(written); }
+  // Whether wait() would not.
+  bool ended(int64_t written) { return writers_.ended(written); }
   // All bytes are on the disk when this returns.
   void close();
   // After close(): why no write went past the page cache, in the system's words; empty where they

@@ -43,10 +43,13 @@ class TaskQueue {
   // Until the first `tasks` of them have ended.
   void wait(int64_t tasks) {
     std::unique_lock lock(mutex_);
-    ended_one_.wait(lock, [&] {
-      return fault_ != nullptr || unfinished_.empty() || *unfinished_.begin() > tasks;
-    });
+    ended_one_.wait(lock, [&] { return fault_ != nullptr || ended_first(tasks); });
     if (fault_ != nullptr) std::rethrow_exception(fault_);
+  }
+  // Whether wait() would not.
+  bool ended(int64_t tasks) {
+    const std::lock_guard lock(mutex_);
+    return fault_ != nullptr || ended_first(tasks);
   }
 
  private:
@@ -54,6 +57,9 @@ class TaskQueue {
     int64_t number = 0;
     std::function<void()> run;
   };
+  bool ended_first(int64_t tasks) const {
+    return unfinished_.empty() || *unfinished_.begin() > tasks;
+  }
   void work() {
     std::unique_lock lock(mutex_);
     while (true) {

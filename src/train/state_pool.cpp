@@ -7,9 +7,8 @@ namespace voltapile {
 namespace {
 
 constexpr size_t kPage = 4096, kMostSlabBytes = size_t{8} << 20;
-// So that copying, writing and waiting for room overlap. Two more than the writer holds are what
-// a ring needs whose slabs differ in length: one may be lost at its end.
-constexpr size_t kLeastSlabs = StateSource::kHeld + 4;
+// So that copying, several writes at once and waiting for room overlap.
+constexpr size_t kLeastSlabs = 16;
 
 size_t round_up(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 size_t round_down(size_t bytes) { return bytes / kPage * kPage; }
@@ -170,7 +169,12 @@ void StatePool::copy_all() {
 std::byte* StatePool::wait_for_room(size_t bytes, Slab& slab) {
   std::unique_lock lock(mutex_);
   std::optional<size_t> room;
-  freed_.wait(lock, [&] { return stopping_ || (room = room_for(bytes)); });
+  freed_.wait(lock, [&] {
+    room = room_for(bytes);
+    full_ = !room;
+    if (full_) filled_.notify_all();
+    return stopping_ || room;
+  });
   if (stopping_) return nullptr;
   slab.at = *room;
   slab.bytes = bytes;
@@ -190,15 +194,24 @@ std::optional<size_t> StatePool::room_for(size_t bytes) const {
 std::span<const float> StatePool::take() {
   if (before_write_) before_write_();
   std::unique_lock lock(mutex_);
-  if (taken_ == kHeld) {
+  filled_.wait(lock, [&] { return slabs_.size() > taken_ || full_ || fault_ != nullptr; });
+  if (slabs_.size() > taken_) {
+    const Slab& slab = slabs_[taken_++];
+    return {reinterpret_cast<const float*>(pool_ + slab.at), slab.elements};
+  }
+  if (fault_ != nullptr) std::rethrow_exception(fault_);
+  return {};
+}
+
+void StatePool::give_back() {
+  {
+    const std::lock_guard lock(mutex_);
+    VP_CHECK(taken_ > 0, "nothing is held that could be given back");
     slabs_.pop_front();
     --taken_;
-    freed_.notify_all();
+    full_ = false;  // until the copier has looked
   }
-  filled_.wait(lock, [&] { return slabs_.size() > taken_ || fault_ != nullptr; });
-  if (slabs_.size() == taken_) std::rethrow_exception(fault_);
-  const Slab& slab = slabs_[taken_++];
-  return {reinterpret_cast<const float*>(pool_ + slab.at), slab.elements};
+  freed_.notify_all();
 }
 
 }  // namespace voltapile

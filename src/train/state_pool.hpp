@@ -40,6 +40,7 @@ class StatePool final : public StateSource {
   bool averaged() const override;
   void begin(const std::vector<Tensor>& order) override;
   std::span<const float> take() override;
+  void give_back() override;
 
  private:
   struct Slab {
@@ -60,7 +61,8 @@ class StatePool final : public StateSource {
   std::mutex mutex_;
   std::condition_variable filled_, freed_;
   std::deque<Slab> slabs_;  // oldest first
-  size_t taken_ = 0;        // of the first of them: the writer has kHeld at most
+  size_t taken_ = 0;        // so many of the first of them, by the writer
+  bool full_ = false;       // the copier waits for room
   bool stopping_ = false;
   std::exception_ptr fault_;
   std::thread copier_;

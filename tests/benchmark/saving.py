@@ -59,6 +59,7 @@ optimizer = "host"
 [data]
 format = "synthetic"
 synthetic_train = 64
+synthetic_test = 4
 [checkpoint]
 every_steps = {every}
 keep_last = 1

@@ -51,10 +51,11 @@ class StateSource {
   // be asked for. A tensor that is listed before another piece's may have come after it among the
   // pieces: small ones fill gaps in a file.
   virtual void begin(const std::vector<Tensor>& order) = 0;
-  // The next values in that order: some, all of one tensor. They stay until the kHeld-th call after
-  // this one begins.
-  static constexpr size_t kHeld = 8;
+  // The next values in that order: some, all of one tensor. They stay until they are given back.
+  // Empty: there is no room for more until something is; what is held is enough to go on with.
   virtual std::span<const float> take() = 0;
+  // The oldest values that are held.
+  virtual void give_back() = 0;
 };
 
 // Which checkpoints stay when a newer one is whole: those of the `last` highest steps (0: all), and
