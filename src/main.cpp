@@ -292,7 +292,9 @@ int run(int argc, char** argv) {
                          "write the most probable classes of pictures without labels "
                          "(under mpirun, or on one rank)"),
       "folder", arguments.folder);
-  predict->add_option("pictures", arguments.pictures, "an IDX file of pictures, plain or gzipped")
+  predict
+      ->add_option("pictures", arguments.pictures,
+                   "a folder of PNG and JPEG pictures, or an IDX file, plain or gzipped")
       ->required();
   predict->add_option("--out", arguments.out,
                       "folder for predictions.csv and predictions.h5; default: here");

@@ -1,9 +1,11 @@
+#include <filesystem>
 #include <string_view>
 
 #include "voltapile/base/error.hpp"
 #include "voltapile/data/data.hpp"
 
 #include "idx.hpp"
+#include "picture_folder.hpp"
 #include "synthetic.hpp"
 
 namespace voltapile {
@@ -68,6 +70,7 @@ std::shared_ptr<const Source> open_source(const Deck& deck, Part part) {
 
 std::shared_ptr<const Source> open_pictures(const Deck& deck, const std::string& key,
                                             const std::string& path) {
+  if (std::filesystem::is_directory(path)) return open_picture_folder(deck, key, path);
   IdxExpectation expected;
   expected.pictures_key = key;
   expected.pictures_path = path;

@@ -13,15 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::shared_ptr<const Source> open_to_predict(const Deck& deck, const fs::path& file) {
-  if (fs::is_directory(file))
-    throw Error(ExitCode::bad_input,
-                format("{} is a folder, and this version reads pictures from an IDX file (plain or "
-                       "gzipped): name one",
-                       file.string()));
-  return open_pictures(deck, "pictures", file.string());
-}
-
 void make_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
@@ -56,7 +47,8 @@ Predicted predict(const PredictRequest& request, std::unique_ptr<Communicator> w
     agree(all, [&] {
       if (all.rank() == 0) make_folder(request.out);
     });
-    return open_everywhere(plan, all, [&] { return open_to_predict(plan.deck, request.pictures); });
+    return open_everywhere(
+        plan, all, [&] { return open_pictures(plan.deck, "pictures", request.pictures.string()); });
   };
   struct Work {
     explicit Work(LoadedModel& model) : predictor(model.context, model.pictures) {}
@@ -76,12 +68,16 @@ Predicted predict(const PredictRequest& request, std::unique_ptr<Communicator> w
       predicted.csv = request.out / "predictions.csv";
       predicted.h5 = request.out / "predictions.h5";
       if (model.control.rank() != 0) return;
-      const PredictionFacts facts{.checkpoint = model.checkpoint.string(),
-                                  .weights = predicted.averaged ? "averaged" : "master",
-                                  .pictures = request.pictures.string(),
-                                  .deck = model.stored.deck,
-                                  .step = model.stored.step,
-                                  .classes = deck.model.classes};
+      PredictionFacts facts{.checkpoint = model.checkpoint.string(),
+                            .weights = predicted.averaged ? "averaged" : "master",
+                            .pictures = request.pictures.string(),
+                            .deck = model.stored.deck,
+                            .step = model.stored.step,
+                            .classes = deck.model.classes};
+      VP_CHECK(model.pictures.source != nullptr, "rank 0 does not hold the first chunk");
+      const Source& source = *model.pictures.source;
+      for (int64_t i = 0; i < source.size() && !source.name(i).empty(); ++i)
+        facts.paths.push_back(source.name(i));
       write_csv(predicted.csv, predictions, facts);
       write_h5(predicted.h5, predictions, facts);
     };

@@ -14,16 +14,36 @@ int told(const PredictionFacts& facts) {
   return static_cast<int>(std::min<int64_t>(kToldClasses, facts.classes));
 }
 
+// As RFC 4180 has it, where a comma or the like stands in it.
+std::string quoted(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string all = "\"";
+  for (const char c : text) all += c == '"' ? "\"\"" : std::string(1, c);
+  return all + '"';
+}
+
+// A column of text as wide as the longest.
+void write_paths(h5::File& h5, const std::vector<std::string>& paths) {
+  size_t width = 1;
+  for (const std::string& path : paths) width = std::max(width, path.size());
+  std::string rows(paths.size() * width, '\0');
+  for (size_t i = 0; i < paths.size(); ++i) rows.replace(i * width, paths[i].size(), paths[i]);
+  const h5::Field column{.name = "path", .text_bytes = width};
+  h5.write_table("files", std::span(&column, 1), width, rows.data(),
+                 static_cast<int64_t>(paths.size()));
+}
+
 }  // namespace
 
 void write_csv(const std::filesystem::path& file, std::span<const Prediction> predictions,
                const PredictionFacts& facts) {
   const int count = told(facts);
-  std::string text = "index";
+  std::string text = facts.paths.empty() ? "index" : "index,path";
   for (int k = 1; k <= count; ++k) text += format(",class_{0},probability_{0}", k);
   text += '\n';
   for (size_t i = 0; i < predictions.size(); ++i) {
     text += std::to_string(i);
+    if (!facts.paths.empty()) text += ',' + quoted(facts.paths[i]);
     for (size_t k = 0; k < static_cast<size_t>(count); ++k)
       text += format(",{},{}", predictions[i].classes[k], predictions[i].probabilities[k]);
     text += '\n';
@@ -54,6 +74,7 @@ void write_h5(const std::filesystem::path& file, std::span<const Prediction> pre
   h5.create_dataset("classes", DType::i32, {n, count}).write(classes.data(), DType::i32);
   h5.create_dataset("probabilities", DType::f32, {n, count})
       .write(probabilities.data(), DType::f32);
+  if (!facts.paths.empty()) write_paths(h5, facts.paths);
   publish_file(file, h5.close_image());
 }
 

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "voltapile/train/predict.hpp"
 
@@ -10,7 +11,8 @@ namespace voltapile {
 
 struct PredictionFacts {
   std::string checkpoint, weights, pictures, deck;
-  int64_t step = 0, classes = 0;  // of the model
+  int64_t step = 0, classes = 0;   // of the model
+  std::vector<std::string> paths;  // of each picture; none where they are not files
 };
 // Error(failure) names the file that could not be written.
 void write_csv(const std::filesystem::path& file, std::span<const Prediction> predictions,

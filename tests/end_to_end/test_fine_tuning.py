@@ -3,7 +3,9 @@ checked by Python alone."""
 
 import csv
 import math
+import shutil
 import struct
+import zlib
 
 import h5py
 import numpy as np
@@ -129,12 +131,17 @@ def probabilities(pictures, weights):
     return softmax(linear(norm(x, weights, "norm")[:, 0], weights, "head"))
 
 
-def predicted(folder):
+def predicted(folder, files=False):
     with h5py.File(folder / "predictions.h5") as file:
         data = {name: file[name][()] for name in ("index", "classes", "probabilities")}
+        assert ("files" in file) == files
+        if files:
+            data["paths"] = [path.decode() for path in file["files"]["path"]]
         attributes = dict(file.attrs)
-    with open(folder / "predictions.csv", newline="", encoding="ascii") as text:
+    with open(folder / "predictions.csv", newline="", encoding="utf-8") as text:
         rows = list(csv.reader(text))
+    if files:
+        assert [row.pop(1) for row in rows] == ["path"] + data["paths"]
     count = data["classes"].shape[1]
     assert rows[0] == ["index"] + [
         f"{what}_{k + 1}" for k in range(count) for what in ("class", "probability")
@@ -219,12 +226,54 @@ def test_predictions_do_not_depend_on_the_mesh(program, pictures, averaged):
     assert hits == round(metrics(run, "eval")[-1]["top1"] * PICTURES)
 
 
+def write_png(path, pixels):
+    """Of grey pixels (height, width), by zlib alone."""
+    chunk = lambda kind, data: (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    )
+    height, width = pixels.shape
+    rows = np.hstack([np.zeros((height, 1), np.uint8), pixels]).tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("ranks", [0, 4])
+def test_a_folder_of_picture_files_is_what_an_idx_file_of_them_is(program, pictures, ranks):
+    program.good("train", program.deck(TUNE), "--set", "run.steps=2", ranks=4)
+    names = [f'{"ab"[i % 2]}/{i:02}{", é" if i == 7 else ""}.png' for i in range(PICTURES)]
+    order = sorted(range(PICTURES), key=lambda i: names[i])
+    for name, pixels in zip(names, pictures[0]):
+        write_png(program.folder / "folder" / name, pixels)
+    (program.folder / "folder/notes.txt").write_text("no picture")
+    write_png(program.folder / "folder/.thumbnails/small.png", pictures[0][0])
+    program.good("predict", "runs/small", "test.idx", "--out", "of_idx", ranks=ranks)
+    program.good("predict", "runs/small", "folder", "--out", "of_folder", ranks=ranks)
+    idx, _ = predicted(program.folder / "of_idx")
+    folder, attributes = predicted(program.folder / "of_folder", files=True)
+    assert folder["paths"] == [names[i] for i in order] and attributes["pictures"] == "folder"
+    np.testing.assert_array_equal(folder["classes"], idx["classes"][order])
+    np.testing.assert_allclose(folder["probabilities"], idx["probabilities"][order], atol=1e-6)
+
+    shutil.rmtree(program.folder / "of_folder")
+    file = program.folder / "folder" / names[order[-1]]
+    file.write_bytes(file.read_bytes()[:-20])
+    done = program.run("predict", "runs/small", "folder", "--out", "of_folder", ranks=ranks)
+    assert done.returncode == 4 and done.stderr.count("error: ") == 1, done.stderr
+    assert names[order[-1]] in done.stderr
+    assert not list((program.folder / "of_folder").iterdir())
+
+
 def test_what_cannot_be_predicted_is_one_error(program, pictures):
     program.good("train", program.deck(TUNE), "--set", "run.steps=2", ranks=4)
     (program.folder / "folder").mkdir()
     (program.folder / "file").write_text("no folder")
     for code, parts, arguments in (
-        (2, ("folder is a folder", "IDX"), ("runs/small", "folder")),
+        (4, ("pictures", "folder", "*.png"), ("runs/small", "folder")),
         (4, ("nothing.idx", "no such file"), ("runs/small", "nothing.idx")),
         (4, ("train.labels", "labels"), ("runs/small", "train.labels")),
         (4, ("runs/none", "index.h5"), ("runs/none", "test.idx")),

@@ -30,6 +30,8 @@ SPACK_NAMES = {
     "libhwloc-dev": "hwloc",
     "libdnnl-dev": "onednn",
     "liburing-dev": "liburing",
+    "libpng-dev": "libpng",
+    "libjpeg-dev": "jpeg",
     "libeigen3-dev": "eigen",
     "libtomlplusplus-dev": "tomlplusplus",
     "libspdlog-dev": "spdlog",

@@ -20,6 +20,8 @@ class Source {
   // `picture` has exactly channels * height * width bytes, or none: then only the label is read.
   virtual void read(int64_t index, std::span<uint8_t> picture, int32_t& label) const = 0;
   virtual std::string describe() const = 0;
+  // Of the file that holds this one picture, in its folder; empty where there is none.
+  virtual std::string name(int64_t /*index*/) const { return ""; }
 };
 
 enum class Part { train, test };
@@ -31,8 +33,9 @@ enum class Part { train, test };
 // that this version does not read yet.
 std::shared_ptr<const Source> open_source(const Deck& deck, Part part);
 
-// Pictures of the deck's model without labels (each is then 0): an IDX file. Errors as above, with
-// `key` as what names the file.
+// Pictures of the deck's model without labels (each is then 0): an IDX file, or a folder of PNG and
+// JPEG files, which are fitted to model.image (docs/FINE_TUNING.md) when they are read, and then
+// refused by Error(bad_data) if they are damaged. Errors as above, with `key` as what names it.
 std::shared_ptr<const Source> open_pictures(const Deck& deck, const std::string& key,
                                             const std::string& path);
 

@@ -31,7 +31,7 @@ Deck deck_to_predict(const std::filesystem::path& checkpoint,
 
 struct PredictRequest {
   std::filesystem::path checkpoint;  // a step folder, or a run folder: its latest
-  std::filesystem::path pictures;    // an IDX file, plain or gzipped
+  std::filesystem::path pictures;    // as open_pictures() takes them
   std::filesystem::path out;         // folder of the two files; made if it is not there
   std::vector<std::string> overrides;
 };
@@ -42,15 +42,17 @@ struct Predicted {
   std::filesystem::path csv, h5;
 };
 
-// Each picture once, in the file's order, by the checkpoint's weights; the same on every mesh up to
-// the order of summation. Rank 0 writes the files, each at once and whole. Collective; of the
-// options `check`, `watch` and `facts` count. SharedError(bad_data) for damage, for pictures that
-// do not fit the model, and where the model's output is not finite.
+// Each picture once, in the order of the file or of the folder's names, by the checkpoint's
+// weights; the same on every mesh up to the order of summation. Rank 0 writes the files, each at
+// once and whole. Collective; of the options `check`, `watch` and `facts` count.
+// SharedError(bad_data) for damage, for pictures that do not fit the model, and where the model's
+// output is not finite.
 //
-// predictions.csv: a line a picture, index, then class_K and probability_K, K = 1 to 5. The
-// datasets of predictions.h5: index (N) i64, classes (N, 5) i32, probabilities (N, 5) f32; its
-// attributes: checkpoint, step, weights ("averaged" or "master"), pictures, deck. 5 is the number
-// of classes where that is less.
+// predictions.csv: a line a picture, index, path where it is a file of its own, then class_K and
+// probability_K, K = 1 to 5. The datasets of predictions.h5: index (N) i64, classes (N, 5) i32,
+// probabilities (N, 5) f32, files (N) with a column path where they are files; its attributes:
+// checkpoint, step, weights ("averaged" or "master"), pictures, deck. 5 is the number of classes
+// where that is less.
 Predicted predict(const PredictRequest& request, std::unique_ptr<Communicator> world,
                   const TrainOptions& options);
 

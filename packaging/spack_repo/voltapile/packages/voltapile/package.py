@@ -31,6 +31,8 @@ class Voltapile(MesonPackage, CudaPackage):
     depends_on("mpi")
     depends_on("hdf5 ~mpi")
     depends_on("zlib-api")
+    depends_on("libpng")
+    depends_on("jpeg")
     depends_on("xxhash")
     depends_on("hwloc")
     depends_on("eigen@3.4:3")
