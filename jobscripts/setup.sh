@@ -5,8 +5,8 @@
 voltapile_packages=(
   g++ pkg-config meson ninja-build
   libopenmpi-dev openmpi-bin libhdf5-dev zlib1g-dev libxxhash-dev libhwloc-dev libdnnl-dev
-  libpng-dev libjpeg-dev liburing-dev libeigen3-dev libtomlplusplus-dev libspdlog-dev libfmt-dev libcli11-dev
-  nlohmann-json3-dev libgtest-dev python3-pytest python3-h5py
+  libpng-dev libjpeg-dev liburing-dev libeigen3-dev libtomlplusplus-dev libspdlog-dev libfmt-dev
+  libcli11-dev nlohmann-json3-dev libgtest-dev python3-pytest python3-h5py
   dataset-fashion-mnist
 )
 
@@ -24,7 +24,8 @@ install_packages() {
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
     say "No apt here, so nothing is installed. Needed, as modules or packages of this machine:" \
       "a C++20 compiler, Meson 1.0, ninja, MPI, HDF5 (serial), Eigen 3.4, toml++ 3, spdlog, fmt," \
-      "CLI11, nlohmann-json, xxHash, hwloc, zlib, GoogleTest; oneDNN, liburing, libpng and libjpeg are optional." \
+      "CLI11, nlohmann-json, xxHash, hwloc, zlib, GoogleTest; oneDNN, liburing, libpng and" \
+      "libjpeg are optional." \
       "Python with h5py and pytest serves the tests, Fashion-MNIST (four gzipped IDX files) the" \
       "quickstart."
     return 1

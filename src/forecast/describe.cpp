@@ -112,8 +112,7 @@ class Page {
     }
     for (const Layer& layer : plan_.architecture.layers)
       for (const Parameter& parameter : layer.parameters)
-        all += static_cast<double>(parameter.shape.elements() * sizeof(float)) *
-               (deck_.optimizer.ema > 0 ? 4 : 3);
+        all += static_cast<double>(parameter.shape.elements() * sizeof(float)) * saved_parts(deck_);
     std::string text =
         format("{} a checkpoint, {} of it by one rank at most ({})", show_bytes(all),
                show_bytes(static_cast<double>(most.bytes)),

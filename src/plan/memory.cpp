@@ -119,9 +119,11 @@ StateLayout state_layout(const Plan& plan, int chunk) {
   return layout;
 }
 
+int saved_parts(const Deck& deck) { return deck.optimizer.ema > 0 ? 4 : 3; }
+
 SaveSize save_size(const Plan& plan, int pp_rank) {
   constexpr size_t kPage = 4096;
-  const size_t parts = plan.deck.optimizer.ema > 0 ? 4 : 3;
+  const auto parts = static_cast<size_t>(saved_parts(plan.deck));
   SaveSize size;
   size_t tensors = 0;
   for (int c = 0; c < plan.train.shape.chunks.chunks(); ++c) {

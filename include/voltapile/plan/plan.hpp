@@ -142,6 +142,9 @@ struct StateLayout {
 };
 StateLayout state_layout(const Plan& plan, int chunk);
 
+// What a checkpoint keeps of a parameter, in f32 each: master weights, two moments, and averages
+// where the deck has them.
+int saved_parts(const Deck& deck);
 // What one rank's part of a checkpoint takes: master weights, moments and averages in f32. Of a
 // rank that writes: without ZeRO the first data rank, and the first tensor rank where all hold the
 // same.
