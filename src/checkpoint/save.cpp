@@ -32,7 +32,8 @@ void tell_refusal(const fs::path& folder, const std::vector<ShardReport>& report
 
 fs::path save_checkpoint(const fs::path& checkpoints, Communicator& world, const RunState& state,
                          const std::vector<Parameter>& model, const PieceOwner& owner,
-                         const std::vector<Piece>& pieces, const Keep& keep, StateSource* source) {
+                         const std::vector<Piece>& pieces, const Keep& keep, StateSource* source,
+                         const std::function<void()>& when_whole) {
   ViewSource views(pieces);
   StateSource& values = source == nullptr ? views : *source;
   const fs::path folder = checkpoints / step_name(state.step);
@@ -80,8 +81,9 @@ fs::path save_checkpoint(const fs::path& checkpoints, Communicator& world, const
       tell_refusal(partial, reports);
       sync_folder(partial);
       publish_step(checkpoints, state.step);
-      prune(checkpoints, keep);
     });
+    if (when_whole) when_whole();
+    on_first([&] { prune(checkpoints, keep); });
   } catch (const PeerFailure&) {
     throw;  // others may still write there
   } catch (const Error& error) {

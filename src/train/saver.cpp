@@ -31,10 +31,12 @@ void Saver::start(const RunState& run, const Keep& keep) {
   thread_ = std::thread([this, run, keep] {
     try {
       saved_.folder = write(run, keep);
-    } catch (...) { fault_ = std::current_exception(); }
+    } catch (...) {
+      fault_ = std::current_exception();
+      saved_.seconds = now_seconds() - began_;
+    }
     if (!copies_all()) context_.hold().release_all();  // if it failed before there was a pool
     saved_.update_seconds = copies_all() ? 0 : context_.hold().waited_seconds();
-    saved_.seconds = now_seconds() - began_;
     ended_ = true;
   });
 }
@@ -45,10 +47,13 @@ std::filesystem::path Saver::write(const RunState& run, const Keep& keep) {
   for (const Layer& layer : plan.architecture.layers)
     model.insert(model.end(), layer.parameters.begin(), layer.parameters.end());
   const PieceOwner owner{plan.mesh.tp, context_.coord().tp};
+  const auto when_whole = [&] { saved_.seconds = now_seconds() - began_; };
   if (copies_all())
-    return save_checkpoint(checkpoints_, link_, run, model, owner, staged_.pieces, keep);
+    return save_checkpoint(checkpoints_, link_, run, model, owner, staged_.pieces, keep, nullptr,
+                           when_whole);
   StatePool values(context_, pieces_, pool_, before_write_);
-  return save_checkpoint(checkpoints_, link_, run, model, owner, pieces_.pieces, keep, &values);
+  return save_checkpoint(checkpoints_, link_, run, model, owner, pieces_.pieces, keep, &values,
+                         when_whole);
 }
 
 double Saver::seconds() const {

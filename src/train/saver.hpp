@@ -20,7 +20,7 @@ class Saver {
   struct Saved {
     std::filesystem::path folder;
     int64_t step = 0;
-    double seconds = 0;         // until the checkpoint was whole
+    double seconds = 0;         // until the checkpoint was whole, or given up
     double stall_seconds = 0;   // training stood still
     double update_seconds = 0;  // updates waited, while other work may have gone on
   };

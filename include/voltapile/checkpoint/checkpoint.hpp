@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -70,11 +71,13 @@ struct Keep {
 // page cache; where a file system refuses that, this is said once a process.
 //
 // Values come from the pieces' views or, where there is a `source`, from it: views may then be
-// empty. What it throws is the save's fault.
+// empty. What it throws is the save's fault. `when_whole` is called on every rank once `latest` has
+// moved; removing what is not kept comes after that, and may take a third as long as writing.
 std::filesystem::path save_checkpoint(const std::filesystem::path& checkpoints, Communicator& world,
                                       const RunState& state, const std::vector<Parameter>& model,
                                       const PieceOwner& owner, const std::vector<Piece>& pieces,
-                                      const Keep& keep, StateSource* source = nullptr);
+                                      const Keep& keep, StateSource* source = nullptr,
+                                      const std::function<void()>& when_whole = {});
 
 // The folder that `latest` names, if any. Leftover *.partial folders are not looked at.
 std::optional<std::filesystem::path> latest_checkpoint(const std::filesystem::path& checkpoints);
