@@ -86,7 +86,7 @@ def measure(keys, folder, first_gpu, tuned):
         "run.dir": folder,
         "run.name": "memory",
         "run.steps": 4,
-        "trace.steps": '"4:4"',
+        "trace.steps": '"4:5"',
         "checkpoint.at_end": "false",
         "data.synthetic_test": 0,
         "optimizer.warmup_steps": 1,

@@ -105,10 +105,11 @@ def run(arguments):
         "run.steps": arguments.steps,
         "run.name": arguments.layout,
         "run.log_every": 1,
+        "optimizer.lr": 5e-6,  # from the first step on; the deck's would need its warm-up
         "optimizer.warmup_steps": 1,
         "checkpoint.every_steps": 0,
         "checkpoint.at_end": "false",
-        "trace.steps": f'"{max(1, arguments.steps - 1)}:{arguments.steps}"',
+        "trace.steps": f'"{arguments.steps}:{arguments.steps + 1}"',
         "model.depth": BLOCKS * arguments.ranks,
         **layouts(arguments.ranks)[arguments.layout],
         **(SMALL if arguments.small else {}),
