@@ -1,6 +1,7 @@
 // Instructions of sm_90a as fused attention needs them: barriers in shared memory, tiles copied by
-// the copy engine (TMA), products of warpgroups (wgmma). A warpgroup is four neighbouring warps, the
-// first a multiple of four. PTX ISA 8.0, chapters "mbarrier", "cp.async.bulk.tensor" and "wgmma".
+// the copy engine (TMA), products of warpgroups (wgmma). A warpgroup is four neighbouring warps,
+// the first a multiple of four. PTX ISA 8.0, chapters "mbarrier", "cp.async.bulk.tensor" and
+// "wgmma".
 #pragma once
 #include <cuda.h>
 
@@ -45,8 +46,7 @@ __device__ __forceinline__ bool phase_ended(uint32_t barrier, uint32_t parity) {
 }
 // Until the phase of this parity has ended; a new barrier's last phase has parity 1.
 __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
-  while (!phase_ended(barrier, parity)) {
-  }
+  while (!phase_ended(barrier, parity)) {}
 }
 
 // Shared memory written by this thread, for the copy engine and wgmma.
@@ -102,8 +102,8 @@ __device__ __forceinline__ void store_matrices(uint32_t address, const Fragment&
 }
 
 // What wgmma takes for a matrix in shared memory whose rows of kRowBytes (32, 64 or 128) lie one
-// after the other, swizzled over kRowBytes, the first on 1024 bytes. `across`: bytes from one column
-// of such rows to the next, where a product is wider than a row.
+// after the other, swizzled over kRowBytes, the first on 1024 bytes. `across`: bytes from one
+// column of such rows to the next, where a product is wider than a row.
 template <int kRowBytes>
 __device__ __forceinline__ uint64_t matrix_at(uint32_t address, int across = 16) {
   static_assert(kRowBytes == 32 || kRowBytes == 64 || kRowBytes == 128);
@@ -112,7 +112,9 @@ __device__ __forceinline__ uint64_t matrix_at(uint32_t address, int across = 16)
          static_cast<uint64_t>(across / 16) << 16 | (address & 0x3ffff) / 16;
 }
 // Bytes from what a matrix_at() says, for an offset that is the same for all threads.
-__device__ __forceinline__ uint64_t moved(uint64_t matrix, int bytes) { return matrix + bytes / 16; }
+__device__ __forceinline__ uint64_t moved(uint64_t matrix, int bytes) {
+  return matrix + bytes / 16;
+}
 
 // Before the first product whose registers this thread has written.
 __device__ __forceinline__ void begin_products() {
@@ -140,8 +142,8 @@ __device__ __forceinline__ void pin(R (&r)[kCount]) {
 template <class T, int kColumns>
 struct WarpgroupProduct;
 
-#define VP_F8(d, i)                                                                              \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
+#define VP_F8(d, i)                                                                           \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define VP_F16(d, i) VP_F8(d, i), VP_F8(d, i + 8)
 #define VP_F32(d, i) VP_F16(d, i), VP_F16(d, i + 16)
@@ -157,32 +159,32 @@ struct WarpgroupProduct;
 #define VP_WGMMA(columns, type) \
   "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type
 // r0 to r5: numbers of the operands that follow d's registers.
-#define VP_PRODUCT(T, type, columns, registers, r0, r1, r2, r3, r4, r5)                            \
-  template <>                                                                                      \
-  struct WarpgroupProduct<T, columns> {                                                            \
-    __device__ __forceinline__ static void multiply_rows(float* d, uint64_t a, uint64_t b,         \
-                                                         int keep) {                               \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r2 ", 0;\n" VP_WGMMA(                     \
-                       columns, type) " {" VP_N##registers "}, %" #r0 ", %" #r1                    \
-                                      ", p, 1, 1, 0, 0;\n}\n"                                      \
-                   : VP_F##registers(d, 0)                                                         \
-                   : "l"(a), "l"(b), "r"(keep));                                                   \
-    }                                                                                              \
-    __device__ __forceinline__ static void multiply_columns(float* d, const uint32_t* a,           \
-                                                            uint64_t b, int keep) {                \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r5 ", 0;\n" VP_WGMMA(                     \
-                       columns, type) " {" VP_N##registers "}, {%" #r0 ",%" #r1 ",%" #r2 ",%" #r3  \
-                                      "}, %" #r4 ", p, 1, 1, 1;\n}\n"                              \
-                   : VP_F##registers(d, 0)                                                         \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));               \
-    }                                                                                              \
+#define VP_PRODUCT(T, type, columns, registers, r0, r1, r2, r3, r4, r5)                          \
+  template <>                                                                                    \
+  struct WarpgroupProduct<T, columns> {                                                          \
+    __device__ __forceinline__ static void multiply_rows(float* d, uint64_t a, uint64_t b,       \
+                                                         int keep) {                             \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r2                                      \
+                   ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers "}, %" #r0 ", %" #r1    \
+                                                                         ", p, 1, 1, 0, 0;\n}\n" \
+                   : VP_F##registers(d, 0)                                                       \
+                   : "l"(a), "l"(b), "r"(keep));                                                 \
+    }                                                                                            \
+    __device__ __forceinline__ static void multiply_columns(float* d, const uint32_t* a,         \
+                                                            uint64_t b, int keep) {              \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r5                                      \
+                   ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers                         \
+                   "}, {%" #r0 ",%" #r1 ",%" #r2 ",%" #r3 "}, %" #r4 ", p, 1, 1, 1;\n}\n"        \
+                   : VP_F##registers(d, 0)                                                       \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));             \
+    }                                                                                            \
   };
-#define VP_PRODUCTS(T, type)                               \
-  VP_PRODUCT(T, type, 16, 8, 8, 9, 10, 11, 12, 13)         \
-  VP_PRODUCT(T, type, 32, 16, 16, 17, 18, 19, 20, 21)      \
-  VP_PRODUCT(T, type, 64, 32, 32, 33, 34, 35, 36, 37)      \
-  VP_PRODUCT(T, type, 96, 48, 48, 49, 50, 51, 52, 53)      \
-  VP_PRODUCT(T, type, 112, 56, 56, 57, 58, 59, 60, 61)     \
+#define VP_PRODUCTS(T, type)                           \
+  VP_PRODUCT(T, type, 16, 8, 8, 9, 10, 11, 12, 13)     \
+  VP_PRODUCT(T, type, 32, 16, 16, 17, 18, 19, 20, 21)  \
+  VP_PRODUCT(T, type, 64, 32, 32, 33, 34, 35, 36, 37)  \
+  VP_PRODUCT(T, type, 96, 48, 48, 49, 50, 51, 52, 53)  \
+  VP_PRODUCT(T, type, 112, 56, 56, 57, 58, 59, 60, 61) \
   VP_PRODUCT(T, type, 128, 64, 64, 65, 66, 67, 68, 69)
 VP_PRODUCTS(__half, "f16")
 VP_PRODUCTS(__nv_bfloat16, "bf16")
