@@ -109,8 +109,7 @@ __device__ __forceinline__ void attend(const HopperOperands& o, uint32_t shared,
           clear_padding<S>(values.tile(), valid, barrier);
       };
       wait(queries.full, queries.parity);
-      if (first < item.length) passed = last;
-      if (first >= item.length) {
+      if (first >= item.length) {  // only padding
         give_back();
       } else if constexpr (S::kOverlap) {
         typename Rows::Probabilities p;
@@ -168,6 +167,7 @@ __device__ __forceinline__ void attend(const HopperOperands& o, uint32_t shared,
           keys.advance();
         }
       }
+      passed = last && first < item.length;
       // All warps have read the queries; their place now takes the results.
       warpgroup_sync(barrier);
       rows.finish(queries.tile,
