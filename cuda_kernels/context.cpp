@@ -279,7 +279,10 @@ const std::byte* Context::resident(std::span<const std::byte> table) {
     if (std::equal(contents.begin(), contents.end(), table.begin(), table.end()))
       return buffer.data();
   Buffer buffer = memory_->allocate(table.size(), "tables");
-  VP_CUDA(cudaMemcpy(buffer.data(), table.data(), table.size(), cudaMemcpyHostToDevice));
+  // A plain cudaMemcpy of pageable memory returns before the bytes have arrived.
+  VP_CUDA(cudaMemcpyAsync(buffer.data(), table.data(), table.size(), cudaMemcpyHostToDevice,
+                          cudaStreamPerThread));
+  VP_CUDA(cudaStreamSynchronize(cudaStreamPerThread));
   known.emplace_back(std::vector<std::byte>(table.begin(), table.end()), std::move(buffer));
   return known.back().second.data();
 }

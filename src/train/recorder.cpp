@@ -176,12 +176,12 @@ void Recorder::step_waited(const Engine& engine, int64_t step) {
   take(engine, step - 1);
   if (!records(step - 1)) return;
   bool due = step == end_;
+  if (published_at_ == 0) published_at_ = now_seconds();  // there is nothing older than this step
   if (!due) {
     // Clocks and rows differ from rank to rank: one that finds it due decides for all.
     const double pause = std::max(kPublishSeconds, publishing_seconds_ / kPublishShare);
-    const bool mine =
-        rows_.size() > kMostRows ||
-        (control_.rank() == 0 && (published_step_ == 0 || now_seconds() - published_at_ >= pause));
+    const bool mine = rows_.size() > kMostRows ||
+                      (control_.rank() == 0 && now_seconds() - published_at_ >= pause);
     for (const std::string& vote : control_.gather_text(mine ? "1" : "0")) due |= vote == "1";
   }
   if (due) publish();
