@@ -67,7 +67,8 @@ class Device {
   // Host memory that the host alone computes on, touched by the pool's threads.
   virtual Buffer allocate_compute(size_t bytes, std::string_view what, ThreadPool& pool) = 0;
   virtual size_t allocated_bytes() const = 0;
-  // Device memory that this process holds besides: the driver's, its libraries' and their code.
+  // Device memory that this process holds besides: the driver's, its libraries' and their code, and
+  // what kernels need for themselves.
   virtual size_t overhead_bytes() const { return 0; }
   virtual Stream& stream(Lane lane) = 0;
   virtual Event record(Stream& stream) = 0;
