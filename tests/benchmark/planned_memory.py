@@ -102,11 +102,12 @@ def measure(keys, folder, first_gpu, tuned):
     found = []
     with h5py.File(folder / "memory/trace.h5") as trace:
         for rank in range(ranks):
-            rows = trace[f"rank_{rank:05}/memory"][:]
-            device = {row["name"].decode(): int(row["bytes"]) for row in rows if not row["on_host"]}
-            device.pop("driver and libraries")
-            allocated = device.pop("allocated")
-            found.append((sum(device.values()), allocated, in_use[rank]))
+            rows = [row for row in trace[f"rank_{rank:05}/memory"][:] if not row["on_host"]]
+            names = trace["names"]["name"].astype(str)
+            sizes = {names[row["name"]]: int(row["bytes"]) for row in rows}
+            del sizes["driver and libraries"]
+            allocated = sizes.pop("allocated")
+            found.append((sum(sizes.values()), allocated, in_use[rank]))
     return found
 
 

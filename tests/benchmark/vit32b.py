@@ -138,7 +138,7 @@ def run(arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("layout", choices=layouts(4))
-    parser.add_argument("--ranks", type=int, choices=(2, 4), default=4)
+    parser.add_argument("--ranks", type=int, choices=(1, 2, 4), default=4)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="on CPU ranks, 1/64 of the width")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
