@@ -6,8 +6,10 @@ namespace voltapile::cuda {
 void CudaKernels::attention(TensorView qkv, TensorView lengths, TensorView out, TensorView lse,
                             Stream& stream) {
   shapes::attention(qkv, lengths, out, lse);
-  const bool done = context_.volta() ? attention_volta(qkv, lengths, out, lse, context_, stream)
-                                     : attention_tensor(qkv, lengths, out, lse, context_, stream);
+  const bool done = context_.volta()
+                        ? attention_volta(qkv, lengths, out, lse, context_, stream)
+                        : attention_hopper(qkv, lengths, out, lse, context_, stream) ||
+                              attention_tensor(qkv, lengths, out, lse, context_, stream);
   if (!done) attention_plain(qkv, lengths, out, lse, stream);
 }
 

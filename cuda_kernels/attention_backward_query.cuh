@@ -79,9 +79,10 @@ class QueryWarp {
     }
   }
 
-  // Into this warp's rows of Q's tile.
+  // Into this warp's rows of Q's tile, which all its lanes have read.
   __device__ __forceinline__ void stage(T* tile, float scale) const {
     const int lane = threadIdx.x % 32;
+    __syncwarp();
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll

@@ -1,4 +1,6 @@
 // Time on the GPU, and what code was loaded there.
+#include <limits>
+
 #include "voltapile/base/clock.hpp"
 
 #include "launch.cuh"
@@ -23,27 +25,36 @@ int loaded_architecture() {
                                    : attributes.binaryVersion;
 }
 
-void mark_time(const GpuClock& clock, double* seconds, cudaStream_t stream) {
-  mark_kernel<<<1, 1, 0, stream>>>(seconds, clock.offset_seconds);
+GpuClock::GpuClock(Context& context)
+    : reading_(context.memory().allocate_host(sizeof(double), "clock")) {
+  int lowest = 0, highest = 0;
+  VP_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  VP_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest));
+  align();
+}
+
+GpuClock::~GpuClock() { cudaStreamDestroy(stream_); }
+
+void GpuClock::mark(double* seconds, cudaStream_t stream) const {
+  mark_kernel<<<1, 1, 0, stream>>>(seconds, offset_seconds_);
   VP_LAUNCHED();
 }
 
 // Of several round trips the shortest brackets the GPU's reading most narrowly.
-GpuClock calibrate_clock(Context& context, cudaStream_t stream) {
-  const Buffer reading = context.memory().allocate_host(sizeof(double), "clock");
-  auto* ticks = reinterpret_cast<double*>(reading.data());
-  GpuClock clock;
-  double shortest = 1e9;
+void GpuClock::align() {
+  auto* const ticks = reinterpret_cast<double*>(reading_.data());
+  double shortest = std::numeric_limits<double>::infinity(), offset = 0;
   for (int i = 0; i < 20; ++i) {
     const double before = now_seconds();
-    mark_time({}, ticks, stream);
-    VP_CUDA(cudaStreamSynchronize(stream));
+    mark_kernel<<<1, 1, 0, stream_>>>(ticks, 0);
+    VP_LAUNCHED();
+    VP_CUDA(cudaStreamSynchronize(stream_));
     const double after = now_seconds();
     if (i == 0 || after - before >= shortest) continue;
     shortest = after - before;
-    clock.offset_seconds = (before + after) / 2 - *ticks;
+    offset = (before + after) / 2 - *ticks;
   }
-  return clock;
+  offset_seconds_ = offset;
 }
 
 }  // namespace voltapile::cuda

@@ -139,6 +139,7 @@ struct Memory::State {
   mutable std::mutex mutex;
   std::map<std::string, size_t, std::less<>> by_name;
   size_t allocated = 0, overhead = 0;
+  size_t kernels = 0;  // of what is allocated
 
   // With the mutex held. What holds the memory, largest first.
   std::string holders() const {
@@ -178,6 +179,13 @@ void Memory::measure_overhead(std::string_view what) {
   const size_t known = state_->allocated + (own ? 0 : state_->used_before);
   state_->overhead = used > known ? used - known : 0;
   state_->check(0, what);
+}
+
+Buffer Memory::allocate_for_kernels(size_t bytes, std::string_view what) {
+  Buffer buffer = allocate(bytes, what);
+  const std::lock_guard lock(state_->mutex);
+  state_->kernels += bytes;
+  return buffer;
 }
 
 Buffer Memory::allocate(size_t bytes, std::string_view what) {
@@ -239,11 +247,11 @@ Buffer Memory::allocate_host(size_t bytes, std::string_view what) {
 
 size_t Memory::allocated_bytes() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->allocated;
+  return state_->allocated - state_->kernels;
 }
 size_t Memory::overhead_bytes() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->overhead;
+  return state_->overhead + state_->kernels;
 }
 
 Context::Context(const CudaOptions& options) : options_(options), gpu_(find_gpu(options)) {
@@ -264,12 +272,14 @@ Context::~Context() = default;
 
 std::byte* Context::scratch(Stream& stream) {
   Buffer& buffer = lanes_[&stream].scratch;
-  if (buffer.data() == nullptr) buffer = memory_->allocate(kScratchBytes, "kernel scratch");
+  if (buffer.data() == nullptr)
+    buffer = memory_->allocate_for_kernels(kScratchBytes, "kernel scratch");
   return buffer.data();
 }
 std::byte* Context::workspace(Stream& stream) {
   Buffer& buffer = lanes_[&stream].workspace;
-  if (buffer.data() == nullptr) buffer = memory_->allocate(kWorkspaceBytes, "product workspace");
+  if (buffer.data() == nullptr)
+    buffer = memory_->allocate_for_kernels(kWorkspaceBytes, "product workspace");
   return buffer.data();
 }
 
@@ -278,8 +288,11 @@ const std::byte* Context::resident(std::span<const std::byte> table) {
   for (const auto& [contents, buffer] : known)
     if (std::equal(contents.begin(), contents.end(), table.begin(), table.end()))
       return buffer.data();
-  Buffer buffer = memory_->allocate(table.size(), "tables");
-  VP_CUDA(cudaMemcpy(buffer.data(), table.data(), table.size(), cudaMemcpyHostToDevice));
+  Buffer buffer = memory_->allocate_for_kernels(table.size(), "tables");
+  // A plain cudaMemcpy of pageable memory returns before the bytes have arrived.
+  VP_CUDA(cudaMemcpyAsync(buffer.data(), table.data(), table.size(), cudaMemcpyHostToDevice,
+                          cudaStreamPerThread));
+  VP_CUDA(cudaStreamSynchronize(cudaStreamPerThread));
   known.emplace_back(std::vector<std::byte>(table.begin(), table.end()), std::move(buffer));
   return known.back().second.data();
 }

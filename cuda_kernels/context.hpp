@@ -52,9 +52,11 @@ class Memory {
          std::optional<size_t> limit_bytes, size_t used_before_bytes);
 
   Buffer allocate(size_t bytes, std::string_view what);
+  // What the kernels need for themselves, as long as the device lives: counted as overhead.
+  Buffer allocate_for_kernels(size_t bytes, std::string_view what);
   Buffer allocate_host(size_t bytes, std::string_view what);
   size_t allocated_bytes() const;
-  // What the driver and its libraries hold for this process besides, as last measured.
+  // What the driver, its libraries and the kernels hold for this process besides, as last measured.
   size_t overhead_bytes() const;
   // After libraries have taken memory of their own (NCCL): counts it, and checks the limit.
   void measure_overhead(std::string_view what);

@@ -1,4 +1,5 @@
 #include <chrono>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -43,7 +44,7 @@ class CudaDevice final : public Device {
       context_.scratch(stream(lane));
       context_.workspace(stream(lane));
     }
-    clock_ = calibrate_clock(context_, handle_of(stream(Lane::compute)));
+    clock_.emplace(context_);
     context_.memory().measure_overhead("the CUDA context");
   }
 
@@ -118,9 +119,8 @@ class CudaDevice final : public Device {
   void copy(void* dst, const void* src, size_t bytes, Stream& stream) override {
     if (bytes > 0) VP_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, handle_of(stream)));
   }
-  void mark(Stream& stream, double* seconds) override {
-    mark_time(clock_, seconds, handle_of(stream));
-  }
+  void mark(Stream& stream, double* seconds) override { clock_->mark(seconds, handle_of(stream)); }
+  void align_clock() override { clock_->align(); }
 
   // The first time, libraries load code and choose algorithms, which a recording must not hold; the
   // second time is recorded.
@@ -182,7 +182,7 @@ class CudaDevice final : public Device {
   std::unordered_map<uint64_t, Recorded> recorded_;
   bool driver_took_memory_ = false;
   Recordings recordings_;
-  GpuClock clock_;
+  std::optional<GpuClock> clock_;
   Ranges ranges_;
 };
 

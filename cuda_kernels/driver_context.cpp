@@ -2,21 +2,12 @@
 #include <mutex>
 
 #include <cuda.h>
-#include <dlfcn.h>
 
 #include "context.hpp"
+#include "driver.hpp"
 
 namespace voltapile::cuda {
 namespace {
-
-// The driver is opened when there is one, never by the linker.
-template <class Function>
-Function driver_function(const char* name) {
-  static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  void* const found = library == nullptr ? nullptr : dlsym(library, name);
-  VP_CHECK(found != nullptr, "the CUDA driver has no {}", name);
-  return reinterpret_cast<Function>(found);
-}
 
 void check(CUresult code, const char* call) {
   if (code == CUDA_SUCCESS) return;

@@ -309,7 +309,7 @@ void MatrixProducts::time(const std::vector<cublasLtMatmulAlgo_t>& candidates, P
 uint32_t* MatrixProducts::tickets(Stream& stream) {
   Buffer& buffer = tickets_[&stream];
   if (buffer.data() == nullptr) {
-    buffer = context_.memory().allocate(kTickets * sizeof(uint32_t), "tickets");
+    buffer = context_.memory().allocate_for_kernels(kTickets * sizeof(uint32_t), "tickets");
     VP_CUDA(cudaMemsetAsync(buffer.data(), 0, buffer.bytes(), handle_of(stream)));
   }
   return reinterpret_cast<uint32_t*>(buffer.data());

@@ -95,12 +95,22 @@ class CudaKernels final : public Kernels {
   std::unique_ptr<MatrixProducts> products_;
 };
 
-// How the GPU's clock maps to now_seconds(): seconds = ticks * 1e-9 + offset.
-struct GpuClock {
-  double offset_seconds = 0;
+// The GPU's clock by now_seconds(). The two drift apart by tens of microseconds a second.
+class GpuClock {
+ public:
+  explicit GpuClock(Context& context);
+  ~GpuClock();
+  GpuClock(const GpuClock&) = delete;
+  GpuClock& operator=(const GpuClock&) = delete;
+  // Compares them anew, on a stream of its own beside whatever runs; marks from now on follow.
+  void align();
+  void mark(double* seconds, cudaStream_t stream) const;
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  Buffer reading_;
+  double offset_seconds_ = 0;  // seconds = ticks * 1e-9 + offset
 };
-GpuClock calibrate_clock(Context& context, cudaStream_t stream);
-void mark_time(const GpuClock& clock, double* seconds, cudaStream_t stream);
 
 // The context of a CUDA device; null for any other device.
 Context* context_of(Device& device);

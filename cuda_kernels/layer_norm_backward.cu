@@ -20,10 +20,6 @@ struct Groups {
   int threads = 32, count = 1, stages = 1;
 };
 
-__device__ __forceinline__ void group_barrier(int group, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");
-}
-
 // From global to shared memory, where the GPU can without waiting; zeros where nothing is `there`.
 template <class T, int N>
 __device__ __forceinline__ void copy_ahead(Pack<T, N>& to, const T* from, bool there) {
@@ -54,7 +50,7 @@ __device__ __forceinline__ void wait_for_copies() {
 // One pass: reads dy, x (and the residual), writes dx. Blocks stay for many rows, which the groups
 // of a block take in turn. Rows come through shared memory, copied there asynchronously while the
 // row before is worked on; every thread copies what it will read itself, so that only the two sums
-// over a row need a barrier. The sums over rows stay in registers until the end. Bound: memory.
+// over a row need a barrier. All groups of a block go on equally long: a row past the end is zeros. The sums over rows stay in registers until the end. Bound: memory.
 template <class T, int kWidth, int kPacks, bool kResidual>
 __global__ void __launch_bounds__(kThreads, 1)
     layer_norm_backward_kernel(const Backward<T> a, const Groups groups) {
@@ -100,12 +96,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
 
   const int step = static_cast<int>(gridDim.x) * groups.count, ahead = groups.stages - 1;
-  int row = static_cast<int>(blockIdx.x) * groups.count + group;
+  int in_block = static_cast<int>(blockIdx.x) * groups.count;  // the first group's row
+  int row = in_block + group;
   int stage = 0, turn = 0;
   float next_mean = 0, next_rstd = 0;
   if (row < a.rows) next_mean = a.mean[row], next_rstd = a.rstd[row];
   if (ahead) fetch(row, 0);
-  for (; row < a.rows; row += step) {
+  for (; in_block < a.rows; in_block += step, row += step) {
     const float mean = next_mean, rstd = next_rstd, shift = -mean * rstd;
     // An error of the product mean * rstd is far below the rounding of 16-bit x.
     const auto normal_of = [&](float x) {
@@ -138,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int warps = groups.threads / 32;
       float2* const sums = shared[turn] + group * warps;
       if (thread % 32 == 0) sums[thread / 32] = {sum, dot};
-      group_barrier(group, groups.threads);
+      __syncthreads();
       sum = dot = 0;
       for (int w = 0; w < warps; ++w) {
         sum += sums[w].x;
@@ -161,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         const float slope = fmaf(-mean_dot, normal_of(widen(x.v[k])), off_mean);
         out.v[k] = narrow<T>(kResidual ? fmaf(rstd, slope, widen(added.v[k])) : rstd * slope);
       }
-      if (there(j)) store(dx + j * 32 * kWidth, out);
+      if (row < a.rows && there(j)) store(dx + j * 32 * kWidth, out);
     }
     stage ^= ahead;
   }

@@ -9,17 +9,41 @@ namespace voltapile {
 
 namespace {
 
-// Inverse of the normal distribution: a logistic guess polished by Halley's method, which reaches
-// double precision in a few steps for |x| <= 2.
+// Horner's scheme, the highest power first.
+template <size_t n>
+double polynomial(const std::array<double, n>& coefficients, double x) {
+  double sum = 0;
+  for (const double c : coefficients) sum = sum * x + c;
+  return sum;
+}
+
+// Inverse of the normal distribution by rational functions, with an error of some 1e-16 of |x|, for
+// p from 2e-11 up to 1 less that (Wichura, "Algorithm AS 241", Applied Statistics 37, 1988:
+// PPND16).
 double inverse_normal(double p) {
-  double x = std::log(p / (1 - p)) / 1.702;
-  for (int i = 0; i < 6; ++i) {
-    const double f = 0.5 * std::erfc(-x * M_SQRT1_2) - p;
-    const double density = std::exp(-0.5 * x * x) * 0.3989422804014327;
-    x -= f / (density +
-              0.5 * x * f);  // Halley's step: the normal density's derivative is -x times itself
+  constexpr std::array<double, 8> kNear{2.5090809287301226727e3, 3.3430575583588128105e4,
+                                        6.7265770927008700853e4, 4.5921953931549871457e4,
+                                        1.3731693765509461125e4, 1.9715909503065514427e3,
+                                        1.3314166789178437745e2, 3.3871328727963666080e0};
+  constexpr std::array<double, 8> kUnderNear{5.2264952788528545610e3, 2.8729085735721942674e4,
+                                             3.9307895800092710610e4, 2.1213794301586595867e4,
+                                             5.3941960214247511077e3, 6.8718700749205790830e2,
+                                             4.2313330701600911252e1, 1};
+  constexpr std::array<double, 8> kFar{7.74545014278341407640e-4, 2.27238449892691845833e-2,
+                                       2.41780725177450611770e-1, 1.27045825245236838258e0,
+                                       3.64784832476320460504e0,  5.76949722146069140550e0,
+                                       4.63033784615654529590e0,  1.42343711074968357734e0};
+  constexpr std::array<double, 8> kUnderFar{1.05075007164441684324e-9, 5.47593808499534494600e-4,
+                                            1.51986665636164571966e-2, 1.48103976427480074590e-1,
+                                            6.89767334985100004550e-1, 1.67638483018380384940e0,
+                                            2.05319162663775882187e0,  1};
+  const double q = p - 0.5;
+  if (std::abs(q) <= 0.425) {
+    const double r = 0.180625 - q * q;
+    return q * polynomial(kNear, r) / polynomial(kUnderNear, r);
   }
-  return x;
+  const double r = std::sqrt(-std::log(q < 0 ? p : 1 - p)) - 1.6;
+  return std::copysign(polynomial(kFar, r) / polynomial(kUnderFar, r), q);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ std::vector<float> values_of(const WeightSource& source, const Architecture& arc
   std::vector<float> values;
   if (source.parts.empty()) {
     values.resize(static_cast<size_t>(parameter.shape.elements()));
-    initial_values(architecture, parameter, seed, 1, 0,
+    initial_values(architecture, parameter, seed, 1, 0, 0,
                    {values.data(), DType::f32, parameter.shape});
     return values;
   }

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "voltapile/checkpoint/checkpoint.hpp"
 
@@ -43,25 +44,39 @@ RunState read_run_state(const std::filesystem::path& checkpoint) {
   return open_index(checkpoint).state;
 }
 
-void load_checkpoint(const std::filesystem::path& checkpoint, const PieceOwner& owner,
-                     const std::vector<Piece>& pieces) {
-  const Index index = open_index(checkpoint);
-  for (const ShardEntry& shard : index.shards) {
-    const std::string fault = size_fault(checkpoint, shard);
-    if (!fault.empty()) throw Error(ExitCode::bad_data, fault + "; use another checkpoint");
+struct CheckpointReader::Impl {
+  Impl(const std::filesystem::path& checkpoint, const PieceOwner& of)
+      : owner(of), index(open_index(checkpoint)) {
+    for (const ShardEntry& shard : index.shards) {
+      const std::string fault = size_fault(checkpoint, shard);
+      if (!fault.empty()) throw Error(ExitCode::bad_data, fault + "; use another checkpoint");
+    }
+    remark = allow_open_files(index.shards.size());
+    master.emplace(open_state(index, "master"));
+    m.emplace(open_state(index, "m"));
+    v.emplace(open_state(index, "v"));
+    ema.emplace(open_state(index, has_averages(index) ? "ema" : "master"));
   }
-  const std::string remark = allow_open_files(index.shards.size());
-  const h5::Group master = open_state(index, "master");
-  const h5::Group m = open_state(index, "m");
-  const h5::Group v = open_state(index, "v");
-  const h5::Group ema = open_state(index, has_averages(index) ? "ema" : "master");
+
+  PieceOwner owner;
+  Index index;
+  std::string remark;
+  std::optional<h5::Group> master, m, v, ema;
+};
+
+CheckpointReader::CheckpointReader(const std::filesystem::path& checkpoint, const PieceOwner& owner)
+    : impl_(std::make_unique<Impl>(checkpoint, owner)) {}
+CheckpointReader::~CheckpointReader() = default;
+
+void CheckpointReader::read(const std::vector<Piece>& pieces) {
+  const Impl& from = *impl_;
   for (const Piece& piece : pieces) {
     const auto mappings =
-        map_piece(*piece.parameter, owner.tp, owner.tp_rank, piece.begin, piece.end);
-    if (piece.master) load_tensor(master, piece, mappings, piece.master, remark);
-    if (piece.m) load_tensor(m, piece, mappings, piece.m, remark);
-    if (piece.v) load_tensor(v, piece, mappings, piece.v, remark);
-    if (piece.ema) load_tensor(ema, piece, mappings, piece.ema, remark);
+        map_piece(*piece.parameter, from.owner.tp, from.owner.tp_rank, piece.begin, piece.end);
+    if (piece.master) load_tensor(*from.master, piece, mappings, piece.master, from.remark);
+    if (piece.m) load_tensor(*from.m, piece, mappings, piece.m, from.remark);
+    if (piece.v) load_tensor(*from.v, piece, mappings, piece.v, from.remark);
+    if (piece.ema) load_tensor(*from.ema, piece, mappings, piece.ema, from.remark);
   }
 }
 

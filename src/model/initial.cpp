@@ -38,18 +38,22 @@ double initial_value(const Architecture& a, const Parameter& p, uint64_t seed, i
 
 template <class T>
 void fill(const Architecture& a, const Parameter& p, uint64_t seed, int tp, int tp_rank,
-          const TensorView& local, ThreadPool& pool) {
+          int64_t first, const TensorView& values, ThreadPool& pool) {
   const int64_t whole_columns = p.shape.elements() / p.shape[0];
-  const int64_t local_columns = local.elements() / local_shape(p, tp)[0];
-  T* data = local.as<T>();
-  std::fill_n(data, local.elements(), T{0});
+  const Shape local = local_shape(p, tp);
+  const int64_t columns = local.elements() / local[0], last = first + values.elements();
+  T* const data = values.as<T>();
+  std::fill_n(data, values.elements(), T{0});
   for (const Rectangle& r : placement(p, tp, tp_rank)) {
-    pool.for_each_range(r.rows, 16, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
+    const int64_t first_row = std::max(first / columns - r.local_row, int64_t{0});
+    const int64_t end_row = std::min((last - 1) / columns + 1 - r.local_row, r.rows);
+    pool.for_each_range(end_row - first_row, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t row = first_row + begin; row < first_row + end; ++row) {
+        const int64_t place = (r.local_row + row) * columns + r.local_column;
         const int64_t whole = (r.whole_row + row) * whole_columns + r.whole_column;
-        T* const out = data + (r.local_row + row) * local_columns + r.local_column;
-        for (int64_t column = 0; column < r.columns; ++column)
-          out[column] = static_cast<T>(initial_value(a, p, seed, whole + column));
+        const int64_t stop = std::min(r.columns, last - place);
+        for (int64_t column = std::max(first - place, int64_t{0}); column < stop; ++column)
+          data[place + column - first] = static_cast<T>(initial_value(a, p, seed, whole + column));
       }
     });
   }
@@ -58,9 +62,11 @@ void fill(const Architecture& a, const Parameter& p, uint64_t seed, int tp, int 
 }  // namespace
 
 void initial_values(const Architecture& architecture, const Parameter& p, uint64_t seed, int tp,
-                    int tp_rank, TensorView local, ThreadPool* pool) {
-  VP_CHECK(local.elements() == local_shape(p, tp).elements(), "{} elements of {} for {}",
-           local.elements(), local_shape(p, tp).text(), p.name);
+                    int tp_rank, int64_t begin, TensorView values, ThreadPool* pool) {
+  const Shape local = local_shape(p, tp);
+  VP_CHECK(0 <= begin && begin + values.elements() <= local.elements(),
+           "{} elements of {} {} at {}", values.elements(), p.name, local.text(), begin);
+  if (values.elements() == 0) return;
   if (p.initial == Initial::sine2d && architecture.model.dim % 4 != 0) {
     throw Error(ExitCode::bad_input,
                 format("model.dim = {} does not divide by 4, as model.position = \"sine2d\" needs: "
@@ -69,8 +75,9 @@ void initial_values(const Architecture& architecture, const Parameter& p, uint64
   }
   ThreadPool caller_alone(1);
   ThreadPool& workers = pool != nullptr ? *pool : caller_alone;
-  if (local.dtype == DType::f64) fill<double>(architecture, p, seed, tp, tp_rank, local, workers);
-  else fill<float>(architecture, p, seed, tp, tp_rank, local, workers);
+  if (values.dtype == DType::f64)
+    fill<double>(architecture, p, seed, tp, tp_rank, begin, values, workers);
+  else fill<float>(architecture, p, seed, tp, tp_rank, begin, values, workers);
 }
 
 }  // namespace voltapile

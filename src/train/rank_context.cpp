@@ -127,16 +127,17 @@ host::DiskFile& RankContext::disk() const {
   return *disk_;
 }
 
-void RankContext::put_weights(int chunk, const std::byte* data) {
+void RankContext::put_weights(int chunk, const Range& part, const std::byte* data) {
   if (plan_.deck.memory.weights == Home::device) {
-    const TensorView here = weights(chunk);
+    const TensorView here = weights(chunk).slice_flat(part.begin, part.end);
     Stream& stream = device_.stream(Lane::compute);
     device_.copy(here.data, data, here.bytes(), stream);
     device_.wait_on_host(device_.record(stream));
     return;
   }
-  const size_t element = bytes_of(plan_.train.sizes.working);
-  put_weight_shard(chunk, data + static_cast<size_t>(shard(chunk).begin) * element);
+  const int64_t first = shard(chunk).begin;
+  const TensorView here = host_weights(chunk).slice_flat(part.begin - first, part.end - first);
+  std::memcpy(here.data, data, here.bytes());
 }
 
 void RankContext::put_weight_shard(int chunk, const std::byte* data) {
@@ -149,31 +150,44 @@ void RankContext::put_weight_shard(int chunk, const std::byte* data) {
   gather_from(*this, chunk, data);
 }
 
-// On nvme a chunk's state passes through its slot: between steps no lane uses it.
-void RankContext::put_state(int chunk, const ShardState<const float>& from) {
+void RankContext::put_state(int chunk, const Range& part, const ShardState<const float>& from) {
   const bool on_device = plan_.deck.memory.optimizer == Home::device;
+  const int64_t first = shard(chunk).begin;
+  const int64_t begin = part.begin - first, end = part.end - first;
   Stream& stream = device_.stream(Lane::compute);
-  const auto put = [&](StatePart part, const float* data) {
-    const TensorView here = state(chunk, part);
-    if (!here || data == nullptr) return;
-    if (on_device) return device_.copy(here.data, data, here.bytes(), stream);
-    // By the threads that touched it, each its share.
-    host_pool_->for_each_share(here.elements(), kCopyGrain, [&](int64_t begin, int64_t end) {
-      std::copy(data + begin, data + end, here.as<float>() + begin);
-    });
+  const auto put = [&](StatePart which, const float* data) {
+    const TensorView whole = state(chunk, which);
+    if (!whole || data == nullptr) return;
+    const TensorView here = whole.slice_flat(begin, end);
+    if (on_device) device_.copy(here.data, data, here.bytes(), stream);
+    else
+      host_pool_->for_each_range(end - begin, kCopyGrain, [&](int64_t from_here, int64_t to_here) {
+        std::copy(data + from_here, data + to_here, here.as<float>() + from_here);
+      });
   };
   put(StatePart::master, from.master);
   put(StatePart::m, from.m);
   put(StatePart::v, from.v);
   put(StatePart::ema, from.ema);
   if (on_device) device_.wait_on_host(device_.record(stream));
-  if (const host::Moments8 quantised = moments(chunk); quantised.m_codes) {
-    const Range own = shard(chunk);
-    const Shape shape{own.end - own.begin};
+  if (const host::Moments8 all = moments(chunk); all.m_codes && from.m != nullptr) {
+    const Shape shape{end - begin};
+    const int64_t block = begin / kQuantiseBlock;
+    const int64_t end_block = (end + kQuantiseBlock - 1) / kQuantiseBlock;
+    VP_CHECK(begin % kQuantiseBlock == 0, "a part from {} on of 8-bit moments", begin);
     host::encode_moments(*host_pool_, {const_cast<float*>(from.m), DType::f32, shape},
-                         {const_cast<float*>(from.v), DType::f32, shape}, quantised);
+                         {const_cast<float*>(from.v), DType::f32, shape},
+                         {.m_codes = all.m_codes.slice_flat(begin, end),
+                          .v_codes = all.v_codes.slice_flat(begin, end),
+                          .m_scales = all.m_scales.slice_flat(block, end_block),
+                          .v_scales = all.v_scales.slice_flat(block, end_block)});
   }
+}
+
+// On nvme a chunk's state and weights pass through their slots: between steps no lane uses them.
+void RankContext::keep(int chunk) {
   if (plan_.deck.memory.optimizer == Home::nvme) save_state(chunk);
+  if (plan_.deck.memory.weights == Home::nvme) save_weights(chunk);
 }
 
 void RankContext::get_state(int chunk, const ShardState<float>& into) const {

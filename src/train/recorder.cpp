@@ -20,6 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr int kMeetings = 16;
 constexpr double kPublishSeconds = 1;
+constexpr double kAlignSeconds = 0.2;
 // Publishing rewrites the file, so it may take this share of the time at most.
 constexpr double kPublishShare = 0.02;
 // Rows that a rank keeps before it asks to publish: 64 MB.
@@ -101,6 +102,7 @@ Recorder::Recorder(const RankContext& context, Communicator& control, fs::path r
                            [&](const std::string& name) { return name == clocks.front(); });
   unix_ns_ = std::stoll(control.gather_text(std::to_string(unix_ns_less_clock())).front());
   first_offset_ = measure_offset();
+  context.device().align_clock();  // the first step may be recorded
   agree(control, [&] {
     if (control.rank() == 0 && (first_ < end_ || gpus_are_sampled_)) set_earlier_aside();
   });
@@ -173,15 +175,21 @@ void Recorder::note_memory() {
 
 void Recorder::step_waited(const Engine& engine, int64_t step) {
   if (sampler_) sampler_->set_step(step);
+  // Steps are issued ahead; and clocks drift, but not by much in a fifth of a second.
+  if (step + Engine::kRing >= first_ && step < end_ &&
+      now_seconds() - aligned_at_ >= kAlignSeconds) {
+    context_.device().align_clock();
+    aligned_at_ = now_seconds();
+  }
   take(engine, step - 1);
   if (!records(step - 1)) return;
   bool due = step == end_;
+  if (published_at_ == 0) published_at_ = now_seconds();  // there is nothing older than this step
   if (!due) {
     // Clocks and rows differ from rank to rank: one that finds it due decides for all.
     const double pause = std::max(kPublishSeconds, publishing_seconds_ / kPublishShare);
-    const bool mine =
-        rows_.size() > kMostRows ||
-        (control_.rank() == 0 && (published_step_ == 0 || now_seconds() - published_at_ >= pause));
+    const bool mine = rows_.size() > kMostRows ||
+                      (control_.rank() == 0 && now_seconds() - published_at_ >= pause);
     for (const std::string& vote : control_.gather_text(mine ? "1" : "0")) due |= vote == "1";
   }
   if (due) publish();

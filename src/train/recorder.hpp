@@ -58,7 +58,7 @@ class Recorder {
   bool one_clock_ = true;               // all ranks read the clock of one machine
   int64_t unix_ns_ = 0;                 // rank 0's now_seconds() to time since 1970
   ClockOffset first_offset_;
-  double published_at_ = 0, publishing_seconds_ = 0;
+  double published_at_ = 0, publishing_seconds_ = 0, aligned_at_ = 0;
 
   // Seconds of this rank's clock, until they are published.
   struct Row {

@@ -1,9 +1,9 @@
 #include "run_state.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <map>
+#include <type_traits>
 
 #include "voltapile/base/thread_pool.hpp"
 #include "voltapile/checkpoint/initial_weights.hpp"
@@ -20,38 +20,21 @@ const Parameter& parameter_of(const Architecture& architecture, const FlatEntry&
 }
 
 // Rounds as every update does.
-void round_to(DType type, const float* from, size_t n, std::byte* to) {
+void round_to(DType type, const float* from, int64_t n, std::byte* to, ThreadPool& pool) {
+  constexpr int64_t kGrain = 1 << 16;
+  const auto each = [&](auto* rounded) {
+    using T = std::remove_pointer_t<decltype(rounded)>;
+    pool.for_each_range(n, kGrain, [&](int64_t begin, int64_t end) {
+      std::transform(from + begin, from + end, rounded + begin,
+                     [](float x) { return static_cast<T>(x); });
+    });
+  };
   switch (type) {
-    case DType::f32: std::memcpy(to, from, n * sizeof(float)); break;
-    case DType::f16:
-      std::transform(from, from + n, reinterpret_cast<Half*>(to),
-                     [](float x) { return static_cast<Half>(x); });
-      break;
-    case DType::bf16:
-      std::transform(from, from + n, reinterpret_cast<BFloat16*>(to),
-                     [](float x) { return BFloat16(x); });
-      break;
+    case DType::f32: return each(reinterpret_cast<float*>(to));
+    case DType::f16: return each(reinterpret_cast<Half*>(to));
+    case DType::bf16: return each(reinterpret_cast<BFloat16*>(to));
     default: VP_CHECK(false, "weights of type {}", name_of(type));
   }
-}
-
-// The working-type copy of a chunk's master weights.
-void put_weights(RankContext& context, int chunk, const float* master) {
-  const DType type = context.plan().train.sizes.working;
-  const auto n =
-      static_cast<size_t>(context.plan().chunks[static_cast<size_t>(chunk)].parameters.elements);
-  Buffer staging = context.device().allocate_host(n * bytes_of(type), "weights on their way");
-  round_to(type, master, n, staging.data());
-  context.put_weights(chunk, staging.data());
-}
-
-// Weights and state of a chunk from its whole local master copy and its shard of the rest; without
-// averaged weights those begin as the weights.
-void put_chunk(RankContext& context, int chunk, const float* master, const float* m, const float* v,
-               const float* ema = nullptr) {
-  put_weights(context, chunk, master);
-  const float* const own = master + context.shard(chunk).begin;
-  context.put_state(chunk, {.master = own, .m = m, .v = v, .ema = ema == nullptr ? own : ema});
 }
 
 // The part of an entry that lies in [range.begin, range.end) of the flat buffer.
@@ -65,46 +48,103 @@ Overlap overlap(const FlatEntry& entry, const Range& range) {
 
 TensorView host_view(float* data, int64_t elements) { return {data, DType::f32, {elements}}; }
 
-// Host memory for the largest chunk, taken once: `parts` shards beside the whole local master copy.
-class Staging {
+size_t elements_of_shard(const RankContext& context, int chunk) {
+  const Range own = context.shard(chunk);
+  return static_cast<size_t>(own.end - own.begin);
+}
+
+// A chunk's weights and state on their way to where they live, a slice of its flat buffer at a
+// time, so that a start needs no second copy of anything large. A slice lies inside of this rank's
+// shard or outside of it.
+class Passage {
  public:
-  Staging(RankContext& context, size_t parts, std::string_view what) {
-    size_t most = 0;
-    for (int chunk : context.chunks())
-      most = std::max(most, elements_of(context, chunk) + parts * shard_of(context, chunk));
-    memory_ = context.device().allocate_host(most * sizeof(float), what);
+  // Whole blocks of 8-bit moments.
+  static constexpr int64_t kSlice = 1 << 22;
+  enum Part { master, m, v, ema };
+
+  Passage(RankContext& context, ThreadPool& pool, int parts)
+      : context_(context),
+        pool_(pool),
+        parts_(parts),
+        type_(context.plan().train.sizes.working),
+        wide_(context.device().allocate_host(static_cast<size_t>(parts) * kSlice * sizeof(float),
+                                             "state on its way")),
+        rounded_(context.device().allocate_host(kSlice * bytes_of(type_), "weights on their way")) {
+    clear(kSlice);
   }
-  static size_t elements_of(const RankContext& context, int chunk) {
-    return static_cast<size_t>(
-        context.plan().chunks[static_cast<size_t>(chunk)].parameters.elements);
+
+  // kSlice numbers, of the slice from its start on; zeros until they are written.
+  float* of(Part part) const { return reinterpret_cast<float*>(wide_.data()) + part * kSlice; }
+
+  // Makes the first n numbers of every part zeros.
+  void clear(int64_t n) const {
+    for (int part = 0; part < parts_; ++part) std::fill_n(of(static_cast<Part>(part)), n, 0.0f);
   }
-  static size_t shard_of(const RankContext& context, int chunk) {
-    const Range own = context.shard(chunk);
-    return static_cast<size_t>(own.end - own.begin);
+
+  // `fill(chunk, slice, inside)` writes a slice's numbers and says where those of its state are.
+  template <class F>
+  void run(const F& fill) {
+    const bool all_weights = context_.plan().deck.memory.weights == Home::device;
+    for (const int chunk : context_.chunks()) {
+      const Range own = context_.shard(chunk);
+      for (const Range& slice : slices(chunk)) {
+        const bool inside = own.begin <= slice.begin && slice.end <= own.end;
+        if (!inside && !all_weights) continue;
+        const ShardState<const float> state = fill(chunk, slice, inside);
+        const int64_t n = slice.end - slice.begin;
+        round_to(type_, of(master), n, rounded_.data(), pool_);
+        context_.put_weights(chunk, slice, rounded_.data());
+        if (inside) context_.put_state(chunk, slice, state);
+      }
+      context_.keep(chunk);
+    }
   }
-  float* data() const { return reinterpret_cast<float*>(memory_.data()); }
 
  private:
-  Buffer memory_;
+  std::vector<Range> slices(int chunk) const {
+    const int64_t all = context_.plan().chunks[static_cast<size_t>(chunk)].parameters.elements;
+    const Range own = context_.shard(chunk);
+    std::vector<Range> slices;
+    for (const Range& part : {Range{0, own.begin}, own, Range{std::max(own.begin, own.end), all}}) {
+      for (int64_t begin = part.begin; begin < part.end; begin += kSlice)
+        slices.push_back({begin, std::min(begin + kSlice, part.end)});
+    }
+    return slices;
+  }
+
+  RankContext& context_;
+  ThreadPool& pool_;
+  int parts_;
+  DType type_;
+  Buffer wide_, rounded_;
 };
 
-// Moments zero; `fill` gives each parameter's local tensor, whose memory is zero.
-void begin_with(RankContext& context,
-                const std::function<void(const Parameter&, TensorView)>& fill) {
-  const Plan& plan = context.plan();
-  const Staging staging(context, 1, "initial weights");
-  float* const master = staging.data();
-  for (int number : context.chunks()) {
-    const FlatLayout& layout = plan.chunks[static_cast<size_t>(number)].parameters;
-    float* const zeros = master + layout.elements;
-    std::fill_n(master, Staging::elements_of(context, number) + Staging::shard_of(context, number),
-                0.0f);
-    for (const FlatEntry& entry : layout.entries) {
-      const Parameter& parameter = parameter_of(plan.architecture, entry);
-      fill(parameter, {master + entry.offset, DType::f32, local_shape(parameter, plan.mesh.tp)});
-    }
-    put_chunk(context, number, master, zeros, zeros);
+// f(parameter, its elements in the slice, their place there) for all that a slice has.
+template <class F>
+void for_each_part(const Plan& plan, int chunk, const Range& slice, const F& f) {
+  for (const FlatEntry& entry : plan.chunks[static_cast<size_t>(chunk)].parameters.entries) {
+    const Overlap part = overlap(entry, slice);
+    if (part.empty()) continue;
+    f(parameter_of(plan.architecture, entry),
+      Range{part.begin - entry.offset, part.end - entry.offset}, part.begin - slice.begin);
   }
+}
+
+// Moments zero; `fill` gives the elements of a parameter's local tensor from `begin` on.
+void begin_with(
+    RankContext& context, ThreadPool& pool,
+    const std::function<void(const Parameter&, int64_t begin, TensorView values)>& fill) {
+  Passage passage(context, pool, 2);
+  float* const master = passage.of(Passage::master);
+  const float* const zeros = passage.of(Passage::m);
+  passage.run([&](int chunk, const Range& slice, bool) -> ShardState<const float> {
+    std::fill_n(master, slice.end - slice.begin, 0.0f);
+    for_each_part(context.plan(), chunk, slice,
+                  [&](const Parameter& parameter, const Range& part, int64_t at) {
+                    fill(parameter, part.begin, host_view(master + at, part.end - part.begin));
+                  });
+    return {.master = master, .m = zeros, .v = zeros, .ema = master};
+  });
 }
 
 void copy_local(const Parameter& parameter, int tp, int tp_rank, const std::vector<float>& whole,
@@ -125,64 +165,74 @@ void copy_local(const Parameter& parameter, int tp, int tp_rank, const std::vect
 void initialise(RankContext& context, int threads) {
   ThreadPool pool(threads);
   const Plan& plan = context.plan();
-  begin_with(context, [&](const Parameter& parameter, TensorView local) {
+  begin_with(context, pool, [&](const Parameter& parameter, int64_t begin, TensorView values) {
     initial_values(plan.architecture, parameter, plan.deck.run.seed, plan.mesh.tp,
-                   context.coord().tp, local, &pool);
+                   context.coord().tp, begin, values, &pool);
   });
 }
 
-std::vector<std::string> take_weights(RankContext& context) {
+std::vector<std::string> take_weights(RankContext& context, int threads) {
+  ThreadPool pool(threads);
   const Plan& plan = context.plan();
   InitialWeights weights(plan.deck.model.init, plan.architecture, plan.deck.run.seed,
                          plan.deck.path, Digests::compared);
-  begin_with(context, [&](const Parameter& parameter, TensorView local) {
-    copy_local(parameter, plan.mesh.tp, context.coord().tp, weights.read(parameter), local);
+  const Parameter* held = nullptr;
+  std::vector<float> local;
+  begin_with(context, pool, [&](const Parameter& parameter, int64_t begin, TensorView values) {
+    if (held != &parameter) {
+      const Shape shape = local_shape(parameter, plan.mesh.tp);
+      local.assign(static_cast<size_t>(shape.elements()), 0.0f);
+      copy_local(parameter, plan.mesh.tp, context.coord().tp, weights.read(parameter),
+                 {local.data(), DType::f32, shape});
+      held = &parameter;
+    }
+    std::copy_n(local.data() + begin, values.elements(), values.as<float>());
   });
   return weights.notes();
 }
 
-void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what) {
+void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what,
+             int threads) {
+  ThreadPool pool(threads);
   const Plan& plan = context.plan();
-  const PieceOwner owner{plan.mesh.tp, context.coord().tp};
-  const Staging staging(context, 3, "weights on their way");
-  const bool averaged = what == Restore::weights && plan.deck.optimizer.ema > 0;
-  float* const master = staging.data();
-  for (int number : context.chunks()) {
-    const FlatLayout& layout = plan.chunks[static_cast<size_t>(number)].parameters;
-    const Range own = context.shard(number);
-    const size_t elements = Staging::elements_of(context, number),
-                 own_elements = Staging::shard_of(context, number);
-    float* const m = master + elements;
-    float* const v = m + own_elements;
-    float* const ema = v + own_elements;
-    std::fill_n(master, elements + 3 * own_elements, 0.0f);
-    std::vector<Piece> weights, moments;
-    for (const FlatEntry& entry : layout.entries) {
-      const Parameter& parameter = parameter_of(plan.architecture, entry);
-      weights.push_back({.parameter = &parameter, .begin = 0, .end = entry.elements});
-      // What is only evaluated is the average, where the deck asks for one.
-      (averaged ? weights.back().ema : weights.back().master) =
-          host_view(master + entry.offset, entry.elements);
-      const Overlap part = overlap(entry, own);
-      if (what == Restore::weights || part.empty()) continue;
-      const int64_t size = part.end - part.begin, at = part.begin - own.begin;
-      moments.push_back({.parameter = &parameter,
-                         .begin = part.begin - entry.offset,
-                         .end = part.end - entry.offset,
-                         .m = host_view(m + at, size),
-                         .v = host_view(v + at, size),
-                         .ema = host_view(ema + at, size)});
-    }
-    load_checkpoint(checkpoint, owner, weights);
-    if (what == Restore::everything) load_checkpoint(checkpoint, owner, moments);
-    put_chunk(context, number, master, m, v, what == Restore::everything ? ema : nullptr);
-  }
+  CheckpointReader reader(checkpoint, {plan.mesh.tp, context.coord().tp});
+  const bool everything = what == Restore::everything;
+  // What is only evaluated is the average, where the deck asks for one.
+  const bool has_average = plan.deck.optimizer.ema > 0, averaged = has_average && !everything;
+  Passage passage(context, pool, !everything ? 1 : has_average ? 4 : 3);
+  using Part = Passage::Part;
+  passage.run([&](int chunk, const Range& slice, bool inside) -> ShardState<const float> {
+    const int64_t n = slice.end - slice.begin;
+    const bool moments = everything && inside;
+    passage.clear(n);
+    std::vector<Piece> pieces;
+    for_each_part(plan, chunk, slice,
+                  [&](const Parameter& parameter, const Range& range, int64_t at) {
+                    const auto view = [&](Part part) {
+                      return host_view(passage.of(part) + at, range.end - range.begin);
+                    };
+                    Piece piece{.parameter = &parameter, .begin = range.begin, .end = range.end};
+                    (averaged ? piece.ema : piece.master) = view(Part::master);
+                    if (moments) {
+                      piece.m = view(Part::m);
+                      piece.v = view(Part::v);
+                      if (has_average) piece.ema = view(Part::ema);
+                    }
+                    pieces.push_back(piece);
+                  });
+    reader.read(pieces);
+    if (!moments) return {.master = passage.of(Part::master), .ema = passage.of(Part::master)};
+    return {.master = passage.of(Part::master),
+            .m = passage.of(Part::m),
+            .v = passage.of(Part::v),
+            .ema = has_average ? passage.of(Part::ema) : nullptr};
+  });
 }
 
 void show_weights(RankContext& context, Shown which) {
   const DType type = context.plan().train.sizes.working;
   size_t most = 0;
-  for (int chunk : context.chunks()) most = std::max(most, Staging::shard_of(context, chunk));
+  for (int chunk : context.chunks()) most = std::max(most, elements_of_shard(context, chunk));
   Buffer wide = context.device().allocate_host(most * sizeof(float), "weights on their way");
   Buffer rounded = context.device().allocate_host(most * bytes_of(type), "weights on their way");
   auto* const data = reinterpret_cast<float*>(wide.data());
@@ -190,7 +240,8 @@ void show_weights(RankContext& context, Shown which) {
     ShardState<float> into;
     (which == Shown::averaged ? into.ema : into.master) = data;
     context.get_state(chunk, into);
-    round_to(type, data, Staging::shard_of(context, chunk), rounded.data());
+    round_to(type, data, static_cast<int64_t>(elements_of_shard(context, chunk)), rounded.data(),
+             context.host_pool());
     context.put_weight_shard(chunk, rounded.data());
   }
 }
@@ -205,7 +256,7 @@ void stage(RankContext& context, StagedState& staged) {
     const auto copy = [&] {
       if (staged.memory.size() == held)
         staged.memory.push_back(context.device().allocate_host(
-            Staging::shard_of(context, home.chunk) * sizeof(float), "state on its way"));
+            elements_of_shard(context, home.chunk) * sizeof(float), "state on its way"));
       return reinterpret_cast<float*>(staged.memory[held++].data());
     };
     ShardState<float>& parts = copies[home.chunk];

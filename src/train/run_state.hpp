@@ -14,10 +14,11 @@ namespace voltapile {
 void initialise(RankContext& context, int threads);
 // Weights out of deck.model.init, moments zero; returns what was not taken over one to one. A
 // checkpoint there has been looked at for damage.
-std::vector<std::string> take_weights(RankContext& context);
-// Weights of every rank from a checkpoint; moments too when `with_moments`.
+std::vector<std::string> take_weights(RankContext& context, int threads);
+// Weights of every rank from a checkpoint, and what else the optimizer keeps.
 enum class Restore { weights, everything };
-void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what);
+void restore(RankContext& context, const std::filesystem::path& checkpoint, Restore what,
+             int threads);
 // Which weights the program computes with: the master weights rounded, or, to evaluate, their
 // moving average. Collective over the data axis; every lane must be idle.
 enum class Shown { master, averaged };

@@ -243,7 +243,7 @@ void with_checkpoint_on(Ranks& ranks, const DeckLoader& load, const TrainOptions
     context = std::make_unique<RankContext>(plan, *device, links, rank);
     model.emplace(LoadedModel{*context, control, watch, pictures, checkpoint, stored});
     work = prepare(*model);
-    restore(*context, checkpoint, Restore::weights);
+    restore(*context, checkpoint, Restore::weights, host_threads(plan.deck, control));
   });
   const StageScope stage(watch, Stage::evaluation);
   or_abort(ranks, *device, [&] {

@@ -25,7 +25,7 @@ uint64_t data_seed(const Deck& deck, int64_t rewinds) {
 void Training::begin() {
   const Deck& deck = plan_.deck;
   if (deck.model.init.empty()) return initialise(context_, host_threads(deck, control_));
-  const std::vector<std::string> notes = take_weights(context_);
+  const std::vector<std::string> notes = take_weights(context_, host_threads(deck, control_));
   if (!leads() || options_.quiet) return;
   log::info(format("  model.init: weights of {}", deck.model.init));
   for (const std::string& note : notes) log::info("    " + note);
@@ -41,7 +41,7 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint,
     const MetricLines lines = read_metrics(saver_.checkpoints().parent_path());
     rewinds_ = rewind ? rewind->rewinds : rewinds_before(lines, 0);
     if (!checkpoint) return begin();
-    restore(context_, *checkpoint, Restore::everything);
+    restore(context_, *checkpoint, Restore::everything, host_threads(deck, control_));
     const RunState stored = read_run_state(*checkpoint);
     state.inputs.step = stored.step;
     // A run that goes on in another type starts that type's scale.

@@ -1,10 +1,12 @@
 """What recording costs, and how fast a large trace is exported, alternating in one run.
 
     python3 tests/benchmark/tracing.py [--rounds 5] [--ranks 1]
+    python3 tests/benchmark/tracing.py --deck input_decks/vit_l16_synthetic_1gpu.toml --steps 40
 
 ViT-Ti/16 at 96, batch 16 in micro-batches of 4, with trace.steps empty or over all steps (so with
 the publishing of trace.h5 once a second). A round gives two ratios: of the median step after two
 warm-up steps, and of the whole run's processor time, which other work on the machine disturbs less.
+Another deck runs as it is, and a run without the sampler of GPUs (trace.gpu_every) joins each round.
 Then a recorded run's events are repeated to a million, and `voltapile report --perfetto`
 is timed on them. Needs h5py.
 """
@@ -30,24 +32,24 @@ EVENTS = 1_000_000
 WARM_UP = 2
 
 
-def train(folder, name, ranks, steps, window):
+SMALL = {"run.threads": 1, "model.image": 96, "batch.global": 16, "batch.micro": 4}
+
+
+def train(options, folder, name, more):
     """A run in folder/name; its folder."""
     keys = {
         "run.dir": folder,
         "run.name": name,
-        "run.steps": steps,
-        "run.threads": 1,
-        "model.image": 96,
-        "parallel.pipeline": ranks,
-        "batch.global": 16,
-        "batch.micro": 4,
+        "run.steps": options.steps,
+        "parallel.pipeline": options.ranks,
         "data.synthetic_test": 0,
         "checkpoint.at_end": "false",
-        "trace.steps": window,
+        **({} if options.deck else SMALL),
+        **more,
     }
-    command = [PROGRAM, "train", DECK, *settings(**keys)]
-    if ranks > 1:
-        command = ["mpirun", "-n", str(ranks), *command]
+    command = [PROGRAM, "train", options.deck or DECK, *settings(**keys)]
+    if options.ranks > 1:
+        command = ["mpirun", "-n", str(options.ranks), *command]
     done = subprocess.run(command, text=True, capture_output=True)
     if done.returncode != 0:
         sys.exit(f"{done.stdout}{done.stderr}")
@@ -94,22 +96,30 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--deck", help="another one, as it is")
     options = parser.parse_args()
+    window = f'"1:{options.steps + 1}"'
+    kinds = {"plain": {"trace.steps": '""'}, "traced": {"trace.steps": window}}
+    if options.deck:
+        kinds["unsampled"] = {"trace.steps": '""', "trace.gpu_every": "never"}
     with tempfile.TemporaryDirectory() as folder:
-        steps, processor = [], []
+        rounds = []
         for number in range(options.rounds):
-            shared = (options.ranks, options.steps)
-            without = measure(folder, f"plain{number}", *shared, "")
-            with_it = measure(folder, f"traced{number}", *shared, f"1:{options.steps + 1}")
-            steps.append(with_it[0] / without[0])
-            processor.append(with_it[1] / without[1])
+            order = list(kinds.items())[:: -1 if number % 2 else 1]
+            took = {kind: measure(options, folder, f"{kind}{number}", keys) for kind, keys in order}
+            rounds.append(took)
             print(
-                f"round {number + 1}: step {1e3 * without[0]:.1f} ms without, "
-                f"{1e3 * with_it[0]:.1f} ms with; processor {without[1]:.2f} s, {with_it[1]:.2f} s",
+                f"round {number + 1}:",
+                *(
+                    f"{kind} {1e3 * step:.2f} ms, {cpu:.2f} s;"
+                    for kind, (step, cpu) in took.items()
+                ),
                 flush=True,
             )
-        show("step", steps)
-        show("processor time", processor)
+        show("step, traced / plain", [r["traced"][0] / r["plain"][0] for r in rounds])
+        show("processor time, the same", [r["traced"][1] / r["plain"][1] for r in rounds])
+        if options.deck:
+            show("step, plain / unsampled", [r["plain"][0] / r["unsampled"][0] for r in rounds])
         run = pathlib.Path(folder) / "traced0"
         report = [PROGRAM, "report", run]
         text = subprocess.run(report, text=True, capture_output=True, check=True).stdout

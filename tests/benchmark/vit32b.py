@@ -1,10 +1,11 @@
 """One layout of the 32-billion-parameter deck, a few steps, and what they took.
 
     python3 tests/benchmark/vit32b.py pipeline                # or pipeline_tensor, tensor
+    python3 tests/benchmark/vit32b.py pipeline --ranks 2      # half of the model on two GPUs
     python3 tests/benchmark/vit32b.py pipeline --small        # 1/64 of the width, on CPU ranks
 
-Four ranks train input_decks/vit32b_synthetic_4xv100.toml, each GPU held to the deck's
-memory.device_limit; no checkpoint is written. Printed are loss and time of every step, the most
+Ranks train input_decks/vit32b_synthetic_4xv100.toml, ten blocks on each (so fewer ranks train a
+model of less depth), each GPU held to the deck's memory.device_limit; no checkpoint is written. Printed are loss and time of every step, the most
 memory that the driver reported in use on each GPU (NVML, less what was in use before) and that the
 ranks held on the host, each beside the plan's, and what `voltapile report` says of the last steps:
 bubble, exposed optimizer and communication. Exit 1 where the loss did not fall or more memory was
@@ -22,12 +23,26 @@ import threading
 from runs import PROGRAM, ROOT, GpuMemory, read_metrics, settings
 
 DECK = ROOT / "input_decks" / "vit32b_synthetic_4xv100.toml"
-RANKS = 4
-LAYOUTS = {
-    "pipeline": {"parallel.pipeline": 4, "parallel.tensor": 1, "parallel.chunks": 10},
-    "pipeline_tensor": {"parallel.pipeline": 2, "parallel.tensor": 2, "parallel.chunks": 20},
-    "tensor": {"parallel.pipeline": 1, "parallel.tensor": 4, "parallel.chunks": 40},
-}
+BLOCKS = 10  # of each rank
+
+
+def layouts(ranks, blocks=BLOCKS):
+    """Where the model's blocks go; each chunk has one, of which tensor ranks share the width."""
+    return {
+        "pipeline": {"parallel.pipeline": ranks, "parallel.tensor": 1, "parallel.chunks": blocks},
+        "pipeline_tensor": {
+            "parallel.pipeline": ranks // 2,
+            "parallel.tensor": 2,
+            "parallel.chunks": 2 * blocks,
+        },
+        "tensor": {
+            "parallel.pipeline": 1,
+            "parallel.tensor": ranks,
+            "parallel.chunks": ranks * blocks,
+        },
+    }
+
+
 SMALL = {
     "run.device": "cpu",
     "run.threads": 1,
@@ -90,22 +105,24 @@ def run(arguments):
         "run.steps": arguments.steps,
         "run.name": arguments.layout,
         "run.log_every": 1,
+        "optimizer.lr": 5e-6,  # from the first step on; the deck's would need its warm-up
         "optimizer.warmup_steps": 1,
         "checkpoint.every_steps": 0,
         "checkpoint.at_end": "false",
-        "trace.steps": f'"{max(1, arguments.steps - 1)}:{arguments.steps}"',
-        **LAYOUTS[arguments.layout],
+        "trace.steps": f'"{arguments.steps}:{arguments.steps + 1}"',
+        "model.depth": BLOCKS * arguments.ranks,
+        **layouts(arguments.ranks)[arguments.layout],
         **(SMALL if arguments.small else {}),
     }
     overrides = settings(**keys) + [part for text in arguments.set for part in ("--set", text)]
     plan = subprocess.run([PROGRAM, "plan", DECK, *overrides], text=True, capture_output=True)
     print(plan.stdout, plan.stderr, flush=True)
-    gpus = [] if arguments.small else [GpuMemory(index) for index in range(RANKS)]
+    gpus = [] if arguments.small else [GpuMemory(index) for index in range(arguments.ranks)]
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(arguments.folder or temporary)
         where = settings(**{"run.dir": folder})
         process = subprocess.Popen(
-            ["mpirun", "-n", str(RANKS), PROGRAM, "train", DECK, *overrides, *where]
+            ["mpirun", "-n", str(arguments.ranks), PROGRAM, "train", DECK, *overrides, *where]
         )
         peaks = Peaks(gpus, process)
         code = process.wait()
@@ -120,7 +137,8 @@ def run(arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("layout", choices=LAYOUTS)
+    parser.add_argument("layout", choices=layouts(4))
+    parser.add_argument("--ranks", type=int, choices=(1, 2, 4), default=4)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="on CPU ranks, 1/64 of the width")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")

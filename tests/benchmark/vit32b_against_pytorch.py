@@ -2,6 +2,7 @@
 against PyTorch's FSDP2 with CPU offload.
 
     python3 tests/benchmark/vit32b_against_pytorch.py --batch 32 --rounds 2
+    python3 tests/benchmark/vit32b_against_pytorch.py --ranks 2          # depth 10 on two GPUs
     python3 tests/benchmark/vit32b_against_pytorch.py --small            # tiny, on CPU ranks
 
 Needs torch and timm in the Python that runs it, and a build with CUDA. The states of both sides
@@ -18,10 +19,10 @@ import sys
 import tempfile
 
 from runs import PROGRAM, read_metrics, settings, spread
-from vit32b import DECK, LAYOUTS, RANKS, SMALL
+from vit32b import DECK, SMALL, layouts
 
+BLOCKS = 5  # of each rank
 HALF = {
-    "model.depth": 20,
     "precision.type": "bf16",
     "precision.loss_scale": 1,
     "checkpoint.every_steps": 0,
@@ -30,11 +31,10 @@ HALF = {
 
 
 def voltapile(arguments):
-    layout = LAYOUTS[arguments.layout]
     keys = {
-        **layout,
+        "model.depth": BLOCKS * arguments.ranks,
+        **layouts(arguments.ranks, BLOCKS)[arguments.layout],
         **HALF,
-        "parallel.chunks": layout["parallel.chunks"] // 2,  # of one block, as in the whole model
         "batch.global": arguments.batch,
         "batch.micro": arguments.micro,
         "run.steps": arguments.steps,
@@ -43,7 +43,7 @@ def voltapile(arguments):
     overrides = settings(**keys) + [part for text in arguments.set for part in ("--set", text)]
     with tempfile.TemporaryDirectory() as folder:
         where = settings(**{"run.dir": folder, "run.name": "half"})
-        command = ["mpirun", "-n", str(RANKS), PROGRAM, "train", DECK, *overrides, *where]
+        command = ["mpirun", "-n", str(arguments.ranks), PROGRAM, "train", DECK, *overrides, *where]
         done = subprocess.run(command, text=True, capture_output=True)
         if done.returncode != 0:
             sys.exit(f"voltapile train: exit {done.returncode}\n{done.stdout}{done.stderr}")
@@ -55,7 +55,9 @@ def pytorch(arguments):
     sizes = ("dim", "heads", "image", "classes")
     small = ["--device=cpu"] + [f"--{size}={SMALL[f'model.{size}']}" for size in sizes]
     options = [f"--batch={arguments.batch}", f"--steps={arguments.steps}"]
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={RANKS}", script]
+    options.append(f"--depth={BLOCKS * arguments.ranks}")
+    workers = f"--nproc_per_node={arguments.ranks}"
+    command = [sys.executable, "-m", "torch.distributed.run", workers, script]
     command += options + (small if arguments.small else [])
     done = subprocess.run(command, text=True, capture_output=True)
     if done.returncode != 0:
@@ -65,7 +67,8 @@ def pytorch(arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--layout", choices=LAYOUTS, default="pipeline")
+    parser.add_argument("--layout", choices=layouts(4), default="pipeline")
+    parser.add_argument("--ranks", type=int, choices=(1, 2, 4), default=4)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--micro", type=int, default=2)
     parser.add_argument("--steps", type=int, default=5)

@@ -66,13 +66,19 @@ def test_volta_gets_code_for_its_tensor_cores(source):
     assert "HMMA.884.F32.F32" in code_of(source, "-sass")
 
 
+@pytest.mark.skipif("90" not in ARCHITECTURES, reason="not built for sm_90")
+def test_hopper_gets_code_for_its_warpgroup_products():
+    assert "HGMMA" in code_of("attention_hopper.cu", "-sass")
+
+
 def test_every_kernel_has_machine_code_for_every_gpu_asked_for():
     sources = sorted(path.stem for path in OBJECTS.glob("*.cu.o"))
     assert sources
     for source in sources:
         listing = code_of(source, "-lelf")
         for architecture in ARCHITECTURES:
-            assert f"sm_{architecture}.cubin" in listing, source
+            own = "90a" if architecture == "90" and source.endswith("_hopper.cu") else architecture
+            assert f"sm_{own}.cubin" in listing, source
 
 
 def test_volta_with_cuda_13_is_refused_when_configuring(tmp_path):

@@ -8,7 +8,6 @@
 
 #include <gtest/gtest.h>
 
-#include "gpu.hpp"
 #include "small_run.hpp"
 
 namespace voltapile {
@@ -39,10 +38,7 @@ struct Layout {
   }
 };
 
-bool on_gpu() {
-  const char* device = std::getenv("VOLTAPILE_TEST_DEVICE");
-  return device != nullptr && std::string(device) == "cuda";
-}
+bool on_gpu() { return testing::test_device() == "cuda"; }
 
 std::vector<Layout> all_layouts() {
   std::vector<std::array<int, 3>> meshes;
@@ -90,14 +86,6 @@ std::vector<Layout> chosen_layouts() {
   return chosen;
 }
 
-class LayoutInvariance : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!on_gpu()) return;
-    if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << why;
-  }
-};
-
 // Libraries choose other algorithms for other shapes on a GPU.
 constexpr double kGpuTolerance = 1e-4;
 
@@ -112,7 +100,7 @@ void expect_close(const std::vector<double>& losses, const std::vector<double>& 
   }
 }
 
-TEST_F(LayoutInvariance, FiveStepsOnEveryLayoutAgreeWithOneRank) {
+TEST(LayoutInvariance, FiveStepsOnEveryLayoutAgreeWithOneRank) {
   Folder folder;
   const RunOutcome reference =
       run_as_threads(testing::kSmallDeck, {"run.name=\"reference\""}, folder.path());
@@ -132,7 +120,7 @@ TEST_F(LayoutInvariance, FiveStepsOnEveryLayoutAgreeWithOneRank) {
   }
 }
 
-TEST_F(LayoutInvariance, TwentyStepsAgree) {
+TEST(LayoutInvariance, TwentyStepsAgree) {
   if (on_gpu() && !testing::full_tests()) GTEST_SKIP() << "slow where ranks share a GPU";
   Folder folder;
   const RunOutcome reference = run_as_threads(
@@ -152,7 +140,7 @@ TEST_F(LayoutInvariance, TwentyStepsAgree) {
 
 // Seven layers on three ranks, ten classes and LayerScale, QK-norm, drop path, class token, an
 // image that is not square.
-TEST_F(LayoutInvariance, OddShapesAgree) {
+TEST(LayoutInvariance, OddShapesAgree) {
   if (on_gpu() && !testing::full_tests()) GTEST_SKIP() << "slow where ranks share a GPU";
   const std::vector<std::string> odd{
       "model.depth=7",      "model.image=[8, 12]", "model.pool=\"token\"",
@@ -179,7 +167,7 @@ TEST_F(LayoutInvariance, OddShapesAgree) {
 }
 
 // Five classes on four tensor ranks: two, two, one, none.
-TEST_F(LayoutInvariance, ATensorRankWithoutAClassAgrees) {
+TEST(LayoutInvariance, ATensorRankWithoutAClassAgrees) {
   Folder folder;
   const auto run = [&](const std::string& name, std::vector<std::string> overrides) {
     overrides.insert(overrides.end(), {"model.classes=5", format("run.name=\"{}\"", name)});

@@ -14,6 +14,8 @@
 #include "voltapile/plan/plan.hpp"
 #include "voltapile/train/trainer.hpp"
 
+#include "gpu.hpp"
+
 namespace voltapile::testing {
 
 // A temporary folder, removed at the end.
@@ -39,6 +41,23 @@ inline bool full_tests() {
   const char* value = std::getenv("VOLTAPILE_FULL");
   return value != nullptr && std::string(value) == "1";
 }
+
+// The same tests run on another device where the environment names one; there they are skipped
+// where that device is missing.
+inline std::string test_device() {
+  const char* device = std::getenv("VOLTAPILE_TEST_DEVICE");
+  return device == nullptr ? "" : device;
+}
+
+class TestDevice : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    if (test_device() != "cuda") return;
+    if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << why;
+  }
+};
+inline ::testing::Environment* const kTestDevice =
+    ::testing::AddGlobalTestEnvironment(new TestDevice);
 
 inline constexpr const char* kSmallDeck = R"(
 [run]
@@ -82,9 +101,7 @@ inline RunOutcome run_as_threads(const std::string& text, std::vector<std::strin
                                  const std::filesystem::path& folder, bool fresh = false,
                                  const TrainOptions& more = {}) {
   overrides.push_back(format("run.dir=\"{}\"", folder.string()));
-  // The same tests on another device.
-  if (const char* device = std::getenv("VOLTAPILE_TEST_DEVICE"))
-    overrides.push_back(format("run.device=\"{}\"", device));
+  if (!test_device().empty()) overrides.push_back(format("run.device=\"{}\"", test_device()));
   const Deck deck = parse_deck(text, "test.toml", overrides);
   RunOutcome outcome;
   spawn_ranks(ranks_of(deck), [&](std::unique_ptr<Communicator> world) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -109,11 +110,19 @@ std::optional<std::filesystem::path> rewind_checkpoints(const std::filesystem::p
                                                         int64_t last, Communicator& world);
 
 RunState read_run_state(const std::filesystem::path& checkpoint);
-// Reads this rank's pieces out of the whole tensors, whatever mesh wrote them; m, v and ema may be
-// empty (evaluation). Without averaged weights in the checkpoint, ema is filled with the weights.
-// Checks sizes and presence of every shard first. Error(bad_data) names the file or tensor.
-void load_checkpoint(const std::filesystem::path& checkpoint, const PieceOwner& owner,
-                     const std::vector<Piece>& pieces);
+// Reads pieces out of the whole tensors, whatever mesh wrote them; m, v and ema may be empty
+// (evaluation). Without averaged weights in the checkpoint, ema is filled with the weights. Checks
+// sizes and presence of every shard first. Error(bad_data) names the file or tensor.
+class CheckpointReader {
+ public:
+  CheckpointReader(const std::filesystem::path& checkpoint, const PieceOwner& owner);
+  ~CheckpointReader();
+  void read(const std::vector<Piece>& pieces);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 // Every shard there with the listed size and digest, every whole tensor covered, no NaN fill. One
 // line per finding; empty = good. Of a damaged shard each bad range of bytes is named with its

@@ -67,7 +67,8 @@ class Device {
   // Host memory that the host alone computes on, touched by the pool's threads.
   virtual Buffer allocate_compute(size_t bytes, std::string_view what, ThreadPool& pool) = 0;
   virtual size_t allocated_bytes() const = 0;
-  // Device memory that this process holds besides: the driver's, its libraries' and their code.
+  // Device memory that this process holds besides: the driver's, its libraries' and their code, and
+  // what kernels need for themselves.
   virtual size_t overhead_bytes() const { return 0; }
   virtual Stream& stream(Lane lane) = 0;
   virtual Event record(Stream& stream) = 0;
@@ -79,6 +80,9 @@ class Device {
   // Writes to *seconds, in memory of allocate_host, when the stream gets here: on the clock of
   // now_seconds(), and there to be read once a later event of the stream has been waited for.
   virtual void mark(Stream& stream, double* seconds) = 0;
+  // Compares a clock of the device's own with now_seconds() anew, for the marks that follow; takes
+  // some hundred microseconds of the calling thread.
+  virtual void align_clock() {}
   // Enqueues work that will come again: under one key, always the same kernels and copies on the
   // same memory, nothing that runs on the host. A backend may record it once and replay it.
   virtual void repeat(Stream& stream, uint64_t key, const std::function<void()>& enqueue) = 0;

@@ -59,13 +59,17 @@ class RankContext {
   host::Moments8 moments(int chunk) const;
   ThreadPool& host_pool() const { return *host_pool_; }
 
-  // Between steps, every lane idle: a chunk's weights (working; all of them) and its shard of
-  // master weights and moments (f32) to and from their homes. `data` is in memory of allocate_host.
-  void put_weights(int chunk, const std::byte* data);
+  // Between steps, every lane idle: weights (working) and state (f32) of a part of a chunk's flat
+  // buffer to their homes, from memory of allocate_host. Of weights that live on the host only
+  // parts of the shard are put; of state no others, whole blocks of 8-bit moments but at its end.
+  void put_weights(int chunk, const Range& part, const std::byte* data);
+  void put_state(int chunk, const Range& part, const ShardState<const float>& from);
+  // After the last part: what lives on nvme goes there.
+  void keep(int chunk);
   // This data rank's shard alone, (shard elements) working; collective over the data axis, whose
   // other ranks put theirs.
   void put_weight_shard(int chunk, const std::byte* data);
-  void put_state(int chunk, const ShardState<const float>& from);
+  // The shard's state from its home.
   void get_state(int chunk, const ShardState<float>& into) const;
   // Whatever of a chunk's weights lives elsewhere, to its slot on the device, and of its state to
   // host memory: until the next chunk. Collective over the data axis.

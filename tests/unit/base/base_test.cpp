@@ -45,6 +45,16 @@ TEST(Philox, TruncatedNormalHasItsMomentsAndBounds) {
   EXPECT_NEAR(fourth / n, 1.4160, 0.03);
 }
 
+TEST(Philox, TruncatedNormalInvertsTheDistribution) {
+  const auto below = [](double x) { return 0.5 * std::erfc(-x * M_SQRT1_2); };
+  for (uint64_t i = 0; i < 20000; ++i) {
+    const auto words = random_words(7, Purpose::initial_weight, 3, i);
+    const uint64_t bits = (uint64_t{words[0]} << 21) ^ (words[1] >> 11);
+    const double u = (static_cast<double>(bits) + 0.5) * 0x1p-53;
+    ASSERT_NEAR(below(truncated_normal(7, 3, i)), below(-2) + u * (below(2) - below(-2)), 1e-15);
+  }
+}
+
 TEST(Philox, PermutedIsABijectionForEveryLength) {
   for (uint64_t n : {1, 2, 3, 5, 16, 17, 100, 1000}) {
     std::set<uint64_t> seen;

@@ -97,7 +97,7 @@ TEST(Checkpoint, MomentsMayBeLeftOutWhenLoading) {
   sample::Part part = sample::part_of(model, {1, 1, 1}, 0, 1);
   std::vector<Piece> weights = part.pieces;
   for (Piece& piece : weights) piece.m = piece.v = {};
-  load_checkpoint(folder.path() / "step_00000007", part.owner, weights);
+  CheckpointReader(folder.path() / "step_00000007", part.owner).read(weights);
   sample::for_each_element(part, [](const Piece& piece, int state, const float* x, int64_t whole) {
     if (state == 0) {
       ASSERT_EQ(*x, sample::value(*piece.parameter, 0, 7, whole));
@@ -363,13 +363,14 @@ TEST(Checkpoint, LoadingIntoAnotherModelNamesTheTensor) {
   model[1].shape = {1, 16, 24};
   sample::Part part = sample::part_of(model, {1, 1, 1}, 0, 1);
   Error error =
-      error_of([&] { load_checkpoint(folder.path() / "latest", part.owner, part.pieces); });
+      error_of([&] { CheckpointReader(folder.path() / "latest", part.owner).read(part.pieces); });
   EXPECT_EQ(error.code(), ExitCode::bad_data);
   EXPECT_TRUE(mentions(error, "pos_embed") && mentions(error, "(1, 16, 24)")) << error.what();
   model = sample::model();
   model[3].name = "blocks.9.norm1.bias";
   part = sample::part_of(model, {1, 1, 1}, 0, 1);
-  error = error_of([&] { load_checkpoint(folder.path() / "latest", part.owner, part.pieces); });
+  error =
+      error_of([&] { CheckpointReader(folder.path() / "latest", part.owner).read(part.pieces); });
   EXPECT_TRUE(mentions(error, "blocks.9.norm1.bias")) << error.what();
 }
 

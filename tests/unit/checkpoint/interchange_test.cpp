@@ -175,7 +175,7 @@ TEST_F(Interchange, OtherClassesGetANewRunsHead) {
     const Architecture architecture = make_architecture(deck);
     for (const Parameter& p : architecture.layers.back().parameters) {
       std::vector<float> want(static_cast<size_t>(p.shape.elements()));
-      initial_values(architecture, p, deck.run.seed, 1, 0, {want.data(), DType::f32, p.shape});
+      initial_values(architecture, p, deck.run.seed, 1, 0, 0, {want.data(), DType::f32, p.shape});
       if (!p.name.starts_with("head.")) want = tensors.at(p.name).values;
       EXPECT_EQ(weights_of(imported.checkpoint).at(p.name), want) << p.name;
     }

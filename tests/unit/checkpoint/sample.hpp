@@ -183,7 +183,7 @@ inline int64_t load_wrong(const std::filesystem::path& checkpoint, const Mesh& m
   int64_t wrong = 0;
   for (int rank = 0; rank < mesh.size(); ++rank) {
     const Part part = part_of(parameters, mesh, rank, seed, Holders::all);
-    load_checkpoint(checkpoint, part.owner, part.pieces);
+    CheckpointReader(checkpoint, part.owner).read(part.pieces);
     wrong += count_wrong(part, step);
   }
   return wrong;

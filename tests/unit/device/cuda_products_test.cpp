@@ -131,11 +131,14 @@ TEST_F(Products, a_kept_choice_that_the_library_refuses_is_made_anew) {
 }
 
 TEST_F(Products, a_shape_first_met_in_a_capture_gives_the_same_bits) {
-  Layer timed({}), layer({});
-  timed.enqueue_few_rows();
-  timed.enqueue();
+  const auto wanted = [] {
+    Layer timed({});
+    timed.enqueue_few_rows();
+    timed.enqueue();
+    return timed.results();
+  }();
+  Layer layer({});  // a thread works with one device at a time
   layer.enqueue_few_rows();
-  const auto wanted = timed.results();
   const cudaStream_t lane = static_cast<CudaStream&>(layer.stream()).handle();
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t run = nullptr;

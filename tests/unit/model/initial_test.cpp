@@ -16,7 +16,7 @@ std::vector<double> assembled(const Architecture& a, const Parameter& p, int tp,
     const Shape shape = local_shape(p, tp);
     std::vector<double> memory(static_cast<size_t>(shape.elements()), std::nan(""));
     const TensorView local{memory.data(), type, shape};
-    initial_values(a, p, 42, tp, rank, local);
+    initial_values(a, p, 42, tp, rank, 0, local);
     const std::vector<double> values = read_values(local);
     const int64_t local_columns = shape.elements() / shape[0];
     double counted = 0, held = 0;
@@ -46,6 +46,27 @@ Architecture architecture() {
   deck.model.layer_scale = 1e-4;
   deck.model.qk_norm = true;
   return make_architecture(deck);
+}
+
+TEST(InitialValues, OfARangeArePartOfTheWhole) {
+  const Architecture a = architecture();
+  for (const Layer& layer : a.layers) {
+    for (const Parameter& p : layer.parameters) {
+      for (const int tp : {1, 2, 4}) {
+        const int64_t n = local_shape(p, tp).elements();
+        std::vector<double> whole(static_cast<size_t>(n)), part(whole.size());
+        initial_values(a, p, 42, tp, tp - 1, 0, {whole.data(), DType::f64, {n}});
+        for (const int64_t begin : {int64_t{0}, n / 3, n - 1}) {
+          for (const int64_t count : {int64_t{0}, int64_t{1}, (n - begin) / 2, n - begin}) {
+            part.assign(static_cast<size_t>(count), std::nan(""));
+            initial_values(a, p, 42, tp, tp - 1, begin, {part.data(), DType::f64, {count}});
+            EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + begin))
+                << p.name << " of " << tp << ": " << count << " from " << begin;
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(InitialValues, DoNotDependOnTheMesh) {
@@ -92,7 +113,7 @@ TEST(InitialValues, DoNotDependOnTheThreads) {
   const Parameter& p = a.layers[1].parameters[2];
   std::vector<double> values(static_cast<size_t>(p.shape.elements()));
   ThreadPool pool(3);
-  initial_values(a, p, 42, 1, 0, {values.data(), DType::f64, p.shape}, &pool);
+  initial_values(a, p, 42, 1, 0, 0, {values.data(), DType::f64, p.shape}, &pool);
   EXPECT_EQ(values, assembled(a, p, 1));
 }
 
@@ -111,7 +132,7 @@ TEST(InitialValues, DifferBetweenTensorsAndSeeds) {
   ASSERT_EQ(p.shape, q.shape);
   EXPECT_NE(assembled(a, p, 1), assembled(a, q, 1));
   std::vector<double> other(static_cast<size_t>(p.shape.elements()));
-  initial_values(a, p, 43, 1, 0, {other.data(), DType::f64, p.shape});
+  initial_values(a, p, 43, 1, 0, 0, {other.data(), DType::f64, p.shape});
   EXPECT_NE(other, assembled(a, p, 1));
 }
 
@@ -144,7 +165,7 @@ TEST(SinePosition, RefusesAWidthThatFourDoesNotDivide) {
   const Parameter& p = a.layers[0].parameters[0];
   std::vector<double> memory(static_cast<size_t>(p.shape.elements()));
   try {
-    initial_values(a, p, 1, 1, 0, {memory.data(), DType::f64, p.shape});
+    initial_values(a, p, 1, 1, 0, 0, {memory.data(), DType::f64, p.shape});
     FAIL() << "accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::bad_input);

@@ -1,0 +1,149 @@
+"""Planned device memory against what the allocator counts and the driver reports, over 20 decks.
+
+    python3 tests/benchmark/planned_memory.py --hardware FILE [--ranks 1] [--only NAME ...]
+
+FILE comes from `voltapile bench --device cuda --write FILE` on the same machine: its
+`overhead_bytes` is what driver and libraries hold. Each deck trains for four steps, the last one
+recorded; its trace.h5 has the plan's lines and what was allocated. Printed for the rank that comes
+out worst: planned bytes less allocated ones (to be 0), and the driver's peak (NVML, less what was in
+use before) over planned bytes with overheads (to be 0.99 to 1 where the peak is over 8 GB).
+Exit 1 where one is not. Decks for more ranks than --ranks are left out. Needs h5py.
+"""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+
+import h5py
+
+from runs import PROGRAM, ROOT, GpuMemory, settings
+
+DECK = ROOT / "input_decks/vit_l16_synthetic_1gpu.toml"
+LARGE = {"batch.global": 128, "batch.micro": 64}
+HUGE = {"model.patch": 14, "model.dim": 1280, "model.depth": 32, **LARGE}
+GPIPE = {**LARGE, "parallel.schedule": "gpipe"}  # keeps the activations of all micro-batches
+HOST = {"memory.optimizer": "host", "memory.weights": "host"}
+TWO = {"parallel.pipeline": 2, "parallel.chunks": 2, "parallel.schedule": "breadth_first"}
+DECKS = {
+    "plain": {"batch.global": 256, "batch.micro": 128},
+    "bf16": {**LARGE, "precision.type": "bf16", "precision.loss_scale": 1},
+    "f32": {"batch.global": 64, "batch.micro": 32, "precision.type": "f32"},
+    "one micro-batch": {"batch.global": 192, "batch.micro": 192},
+    "recompute layers": {**LARGE, "memory.recompute": "layers", "memory.checkpoint_every": 4},
+    "recompute selective": {**LARGE, "memory.recompute": "selective"},
+    "recompute chunks": {**LARGE, "memory.recompute": "layers", "memory.checkpoint_every": "chunk"},
+    "8-bit activations": {**GPIPE, "memory.activations": "int8"},
+    "activations on the host": {**GPIPE, "memory.activations": "host"},
+    "optimizer on the host": {**LARGE, "memory.optimizer": "host"},
+    "weights on the host": {**LARGE, **HOST, "parallel.chunks": 8, "batch.micro": 128},
+    "8-bit moments": {**LARGE, "memory.optimizer": "host", "optimizer.moments": "int8"},
+    "averaged weights": {**LARGE, "optimizer.ema": 0.9999},
+    "ViT-H": HUGE,
+    "ViT-H, 8-bit activations": {**HUGE, **GPIPE, "memory.activations": "int8"},
+    "ViT-H, gpipe": {**HUGE, **GPIPE},
+    "two pipeline ranks": {**LARGE, "batch.micro": 32, **TWO},
+    "two data ranks": {**LARGE, "batch.global": 256, "parallel.data": 2, "optimizer.zero": 1},
+    "two tensor ranks": {**LARGE, "parallel.tensor": 2},
+    "ViT-H, two pipeline ranks, host": {**HUGE, "batch.micro": 32, **TWO, **HOST},
+}
+
+
+def ranks_of(keys):
+    ranks = 1
+    for axis in ("pipeline", "data", "tensor"):
+        ranks *= keys.get(f"parallel.{axis}", 1)
+    return ranks
+
+
+class Peaks:
+    """The most in use on each GPU, less what was in use before."""
+
+    def __init__(self, gpus):
+        self.gpus, self.before = gpus, [gpu.used() for gpu in gpus]
+        self.bytes, self.over = [0] * len(gpus), threading.Event()
+        self.thread = threading.Thread(target=self.sample)
+        self.thread.start()
+
+    def sample(self):
+        while not self.over.wait(0.005):
+            for at, gpu in enumerate(self.gpus):
+                self.bytes[at] = max(self.bytes[at], gpu.used() - self.before[at])
+
+    def end(self):
+        self.over.set()
+        self.thread.join()
+        return self.bytes
+
+
+def measure(keys, folder, first_gpu, tuned):
+    """(planned, allocated, driver's) bytes of each rank."""
+    ranks = ranks_of(keys)
+    fixed = {
+        "run.dir": folder,
+        "run.name": "memory",
+        "run.steps": 4,
+        "trace.steps": '"4:5"',
+        "checkpoint.at_end": "false",
+        "data.synthetic_test": 0,
+        "optimizer.warmup_steps": 1,
+    }
+    command = [PROGRAM, "train", DECK, "--fresh", *settings(**{**fixed, **keys}), *tuned]
+    if ranks > 1:
+        command = ["mpirun", "-n", str(ranks), *command]
+    peaks = Peaks([GpuMemory(first_gpu + at) for at in range(ranks)])
+    done = subprocess.run(command, text=True, capture_output=True)
+    in_use = peaks.end()
+    if done.returncode != 0:
+        return f"exit {done.returncode}: {(done.stdout + done.stderr).strip()[-600:]}"
+    found = []
+    with h5py.File(folder / "memory/trace.h5") as trace:
+        for rank in range(ranks):
+            rows = [row for row in trace[f"rank_{rank:05}/memory"][:] if not row["on_host"]]
+            names = trace["names"]["name"].astype(str)
+            sizes = {names[row["name"]]: int(row["bytes"]) for row in rows}
+            del sizes["driver and libraries"]
+            allocated = sizes.pop("allocated")
+            found.append((sum(sizes.values()), allocated, in_use[rank]))
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--hardware", required=True, type=pathlib.Path)
+    parser.add_argument("--ranks", type=int, default=1, help="the most ranks that a deck may have")
+    parser.add_argument("--first-gpu", type=int, default=0, help="NVML's number of rank 0's")
+    parser.add_argument("--only", nargs="*", choices=list(DECKS), metavar="NAME")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    arguments = parser.parse_args()
+    overhead = int(re.search(r"overhead_bytes = (\d+)", arguments.hardware.read_text())[1])
+    tuned = [part for text in arguments.set for part in ("--set", text)]
+    faults = 0
+    for name, keys in DECKS.items():
+        if ranks_of(keys) > arguments.ranks or (arguments.only and name not in arguments.only):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure(keys, pathlib.Path(folder), arguments.first_gpu, tuned)
+        if isinstance(found, str):
+            print(f"{name}: {found}", flush=True)
+            faults += 1
+            continue
+        planned, allocated, used = max(found, key=lambda one: abs(one[2] / (one[0] + overhead) - 1))
+        share = used / (planned + overhead)
+        off = max(abs(one[0] - one[1]) for one in found)
+        wrong = off != 0 or (used > 8e9 and not 0.99 <= share <= 1)
+        faults += wrong
+        print(
+            f"{name}: planned {planned / 1e9:.3f} GB, allocated {off} bytes apart; "
+            f"with overheads {(planned + overhead) / 1e9:.3f} GB, driver {used / 1e9:.3f} GB: "
+            f"{share:.4f}{' WRONG' if wrong else ''}",
+            flush=True,
+        )
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()
