@@ -75,7 +75,7 @@ TEST(Shard, IsTheSameOutOfASourceWithLittleRoom) {
     const auto checkpoint = *latest_checkpoint(folder.path());
     EXPECT_TRUE(verify_checkpoint(checkpoint, Depth::datasets).faults.empty());
     const sample::Part loaded = sample::part_of(model, {1, 1, 1}, 0, 2);
-    load_checkpoint(checkpoint, loaded.owner, loaded.pieces);
+    CheckpointReader(checkpoint, loaded.owner).read(loaded.pieces);
     EXPECT_EQ(sample::count_wrong(loaded, 1), 0);
   }
 }
