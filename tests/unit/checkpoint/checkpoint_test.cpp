@@ -14,7 +14,6 @@
 
 #include "folder.hpp"
 #include "sample.hpp"
-#include "shard.hpp"
 
 namespace voltapile {
 namespace {
@@ -221,22 +220,6 @@ TEST(Checkpoint, ALostRankIsNoFaultOfTheCheckpoint) {
                                  part.pieces, {1}),
                  PeerFailure);
   });
-}
-
-TEST(Checkpoint, AShardIsGivenUpBetweenItsTensors) {
-  const sample::Folder folder;
-  const auto model = sample::model();
-  const sample::Part part = sample::part_of(model, {1, 1, 1}, 0, 1);
-  sample::fill(part, 1);
-  int asked = 0;
-  const auto third_time = [&] {
-    if (++asked == 3) throw PeerFailure("another rank is lost");
-  };
-  ViewSource values(part.pieces);
-  const auto layout = lay_out_shard(folder.path(), 0, 1, part.owner, part.pieces, false);
-  values.begin(layout.order());
-  EXPECT_THROW(fill_shard(folder.path(), layout, part.pieces, values, third_time), PeerFailure);
-  EXPECT_EQ(asked, 3);
 }
 
 TEST(Checkpoint, PiecesThatDoNotCoverTheModelOnceAreRefused) {
