@@ -36,7 +36,7 @@ class Page {
     schedule();
     layers();
     heading("Memory of each rank");
-    text_ += memory_table(plan_, columns_, kIndent);
+    text_ += memory_table(plan_, hardware_, columns_, kIndent);
     notes();
     return std::move(text_);
   }

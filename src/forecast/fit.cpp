@@ -36,7 +36,7 @@ std::vector<std::string> faults_of(const Plan& plan, const Hardware& hardware,
   size_t all_hosts = 0, most = 0;
   int heaviest_rank = 0;
   for (int pp = 0; pp < plan.mesh.pp; ++pp) {
-    const size_t on_device = plan.device_bytes(pp) + hardware.overhead_bytes;
+    const size_t on_device = bytes_in_use(plan, hardware, pp);
     const size_t on_host = plan.bytes_at(Home::host, pp) + (on_cpu ? on_device : 0);
     if (on_host > most) heaviest_rank = pp;
     most = std::max(most, on_host);
@@ -192,6 +192,12 @@ std::vector<Remedy> remedies(const Plan& plan, const Hardware& hardware,
   });
   if (found.size() > kShown) found.resize(kShown);
   return found;
+}
+
+size_t bytes_in_use(const Plan& plan, const Hardware& hardware, int pp_rank) {
+  const size_t planned = plan.device_bytes(pp_rank);
+  if (hardware.overhead_bytes == 0) return planned;
+  return planned + hardware.overhead_bytes + driver_bytes(plan, pp_rank);
 }
 
 void require_fit(const Plan& plan, const Hardware& hardware,

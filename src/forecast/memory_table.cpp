@@ -4,6 +4,7 @@
 
 #include "voltapile/base/text_table.hpp"
 #include "voltapile/base/units.hpp"
+#include "voltapile/forecast/fit.hpp"
 
 namespace voltapile {
 namespace {
@@ -68,19 +69,31 @@ std::string show(size_t bytes) { return show_bytes(static_cast<double>(bytes)); 
 
 class Table {
  public:
-  Table(const Plan& plan, std::vector<Kind> kinds)
-      : plan_(plan), kinds_(std::move(kinds)), table_(alignment(kinds_.size())) {}
+  Table(const Plan& plan, const Hardware& hardware, std::vector<Kind> kinds)
+      : plan_(plan),
+        hardware_(hardware),
+        kinds_(std::move(kinds)),
+        table_(alignment(kinds_.size())) {}
 
   std::string text(std::string_view indent) {
     std::vector<std::string> head{""};
     for (const Kind& kind : kinds_) head.push_back(name_of_kind(kind));
     table_.add(std::move(head));
     section(Home::device, "on the device");
+    if (hardware_.overhead_bytes > 0) {
+      std::vector<std::string> held{"  driver, libraries, kernels"}, all{"  in use, by the driver"};
+      for (const Kind& kind : kinds_) {
+        held.push_back(show(in_use(kind) - total(kind, Home::device)));
+        all.push_back(show(in_use(kind)));
+      }
+      table_.add(std::move(held));
+      table_.add(std::move(all));
+    }
     if (const auto limit = plan_.deck.memory.device_limit_bytes) {
       std::vector<std::string> cells{"  memory.device_limit = " +
                                      show(static_cast<size_t>(*limit))};
       for (const Kind& kind : kinds_) {
-        const auto used = static_cast<int64_t>(total(kind, Home::device));
+        const auto used = static_cast<int64_t>(in_use(kind));
         cells.push_back(used <= *limit ? show(static_cast<size_t>(*limit - used)) + " left"
                                        : show(static_cast<size_t>(used - *limit)) + " over");
       }
@@ -92,6 +105,10 @@ class Table {
   }
 
  private:
+  size_t in_use(const Kind& kind) const {
+    return bytes_in_use(plan_, hardware_, kind.ranks.front());
+  }
+
   static std::vector<Align> alignment(size_t kinds) {
     std::vector<Align> columns{Align::left};
     columns.resize(kinds + 1, Align::right);
@@ -130,13 +147,15 @@ class Table {
   }
 
   const Plan& plan_;
+  const Hardware& hardware_;
   std::vector<Kind> kinds_;
   TextTable table_;
 };
 
 }  // namespace
 
-std::string memory_table(const Plan& plan, size_t columns, std::string_view indent) {
+std::string memory_table(const Plan& plan, const Hardware& hardware, size_t columns,
+                         std::string_view indent) {
   std::vector<Kind> kinds = kinds_of(plan);
   // As many kinds as fit: the first ones, the heaviest and the last.
   constexpr size_t kNames = 34, kColumn = 14;
@@ -155,7 +174,7 @@ std::string memory_table(const Plan& plan, size_t columns, std::string_view inde
     left_out = kinds.size() - shown.size();
     kinds = std::move(shown);
   }
-  std::string text = Table(plan, std::move(kinds)).text(indent);
+  std::string text = Table(plan, hardware, std::move(kinds)).text(indent);
   if (left_out > 0)
     text += format("{}{} more kinds of rank take no more than the heaviest of these\n", indent,
                    left_out);

@@ -142,6 +142,20 @@ SaveSize save_size(const Plan& plan, int pp_rank) {
   return size;
 }
 
+size_t driver_bytes(const Plan& plan, int pp_rank) {
+  if (plan.deck.run.device != DeviceKind::cuda) return 0;
+  constexpr size_t kBlock = 2 << 20, kSmall = 1 << 20, kGraphs = 12'000'000;
+  const auto whole_blocks = [](size_t bytes) { return (bytes + kBlock - 1) / kBlock * kBlock; };
+  size_t taken = kGraphs, small = 0, pinned = 0;
+  for (const ValuePool& pool : plan.train.buffers[static_cast<size_t>(pp_rank)].pools) {
+    const size_t bytes = std::accumulate(pool.slot_bytes.begin(), pool.slot_bytes.end(), size_t{0});
+    if (pool.home != Home::device) pinned += pool.value == Value::state ? 0 : bytes;
+    else if (bytes < kSmall) small += bytes;  // these share blocks
+    else taken += whole_blocks(bytes) - bytes;
+  }
+  return taken + whole_blocks(small) - small + pinned / 512;
+}
+
 int64_t StoredLayout::drawn_blocks() const {
   int64_t blocks = 0;
   for (const StoredTensor& piece : pieces) blocks += piece.quantised ? piece.blocks() : 0;

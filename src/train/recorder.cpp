@@ -169,6 +169,9 @@ void Recorder::note_memory() {
         {now, line.name, static_cast<int64_t>(line.bytes), line.home == Home::device ? 0 : 1});
   const Device& device = context_.device();
   memory_.push_back({now, "allocated", static_cast<int64_t>(device.allocated_bytes()), 0});
+  const size_t blocks = driver_bytes(context_.plan(), context_.coord().pp);
+  if (blocks > 0)
+    memory_.push_back({now, "blocks, page tables and graphs", static_cast<int64_t>(blocks), 0});
   memory_.push_back(
       {now, "driver and libraries", static_cast<int64_t>(device.overhead_bytes()), 0});
 }

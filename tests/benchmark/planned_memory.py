@@ -80,7 +80,7 @@ class Peaks:
 
 
 def measure(keys, folder, first_gpu, tuned):
-    """(planned, allocated, driver's) bytes of each rank."""
+    """Bytes of each rank: (planned, allocated, what the driver takes for them, in use)."""
     ranks = ranks_of(keys)
     fixed = {
         "run.dir": folder,
@@ -107,7 +107,8 @@ def measure(keys, folder, first_gpu, tuned):
             sizes = {names[row["name"]]: int(row["bytes"]) for row in rows}
             del sizes["driver and libraries"]
             allocated = sizes.pop("allocated")
-            found.append((sum(sizes.values()), allocated, in_use[rank]))
+            blocks = sizes.pop("blocks, page tables and graphs")
+            found.append((sum(sizes.values()), allocated, blocks, in_use[rank]))
     return found
 
 
@@ -131,14 +132,15 @@ def main():
             print(f"{name}: {found}", flush=True)
             faults += 1
             continue
-        planned, allocated, used = max(found, key=lambda one: abs(one[2] / (one[0] + overhead) - 1))
-        share = used / (planned + overhead)
+        sums = [(planned + blocks + overhead, used) for planned, _, blocks, used in found]
+        expected, used = max(sums, key=lambda one: abs(one[1] / one[0] - 1))
+        share = used / expected
         off = max(abs(one[0] - one[1]) for one in found)
         wrong = off != 0 or (used > 8e9 and not 0.99 <= share <= 1)
         faults += wrong
         print(
-            f"{name}: planned {planned / 1e9:.3f} GB, allocated {off} bytes apart; "
-            f"with overheads {(planned + overhead) / 1e9:.3f} GB, driver {used / 1e9:.3f} GB: "
+            f"{name}: planned {found[0][0] / 1e9:.3f} GB, allocated {off} bytes apart; "
+            f"with overheads {expected / 1e9:.3f} GB, driver {used / 1e9:.3f} GB: "
             f"{share:.4f}{' WRONG' if wrong else ''}",
             flush=True,
         )

@@ -15,6 +15,10 @@ struct HostMemory {
   int ranks = 1;  // of the job, on this machine
 };
 
+// Device memory of a pipeline rank as the driver will report it, where `hardware` knows what that
+// holds besides; else the plan's alone.
+size_t bytes_in_use(const Plan& plan, const Hardware& hardware, int pp_rank);
+
 // Throws Error(does_not_fit) when a kind of rank needs more than memory.device_limit, the driver's
 // own memory included where `hardware` knows it; or all ranks of a host together more than
 // memory.host_limit or, where the deck sets none, than `here` has. Names the rank, both figures and

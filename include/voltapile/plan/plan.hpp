@@ -157,6 +157,12 @@ struct SaveSize {
 };
 SaveSize save_size(const Plan& plan, int pp_rank);
 
+// Device memory that CUDA's driver takes for a rank's buffers beyond their bytes and beyond what it
+// holds before there are any (Hardware::overhead_bytes): whole blocks of 2 MiB, page tables of
+// pinned host memory (8 bytes for each 4 KiB), and the graphs of recorded work, which took up to 10
+// MB where it was measured (H200, CUDA 13.0; tests/benchmark/planned_memory.py). 0 for a CPU.
+size_t driver_bytes(const Plan& plan, int pp_rank);
+
 // How what a forward saved waits for its backward where it is not left as it is: one piece a tensor
 // of `saved`, and the chunk's input.
 struct StoredTensor {

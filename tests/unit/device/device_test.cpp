@@ -14,7 +14,6 @@
 #include "voltapile/base/clock.hpp"
 #include "voltapile/base/error.hpp"
 #include "voltapile/device/kernels.hpp"
-#include "voltapile/device/nvml.hpp"
 
 #include "gpu.hpp"
 
@@ -214,31 +213,6 @@ TEST(CudaDevice, keeps_to_its_memory_limit_and_says_what_holds_it) {
   const std::string message = message_of([&] { device->allocate(size_t{2} << 30, "activations"); });
   for (const char* part : {"activations", "memory.device_limit", "weights", "driver and libraries"})
     EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
-}
-
-// Ranks as threads have a context each.
-TEST(CudaDevice, gives_its_memory_back) {
-  if (const std::string why = why_no_gpu(); !why.empty()) GTEST_SKIP() << why;
-  const auto first = make_cuda_device({});
-  Nvml nvml;
-  Nvml::Gpu gpu = nullptr;
-  ASSERT_TRUE(nvml.start());
-  ASSERT_TRUE(nvml.call("nvmlDeviceGetHandleByPciBusId_v2", first->pci_address().c_str(), &gpu));
-  unsigned long long after_one = 0;
-  for (int i = 0; i < 5; ++i) {
-    std::thread([] {
-      const auto device = make_cuda_device({});
-      const Buffer held = device->allocate(64 << 20, "test"),
-                   on_host = device->allocate_host(1 << 20, "test");
-      Stream& stream = device->stream(Lane::h2d);
-      device->copy(held.data(), on_host.data(), on_host.bytes(), stream);
-      device->wait_on_host(device->record(stream));
-    }).join();
-    Nvml::MemoryInfo memory{};
-    ASSERT_TRUE(nvml.call("nvmlDeviceGetMemoryInfo", gpu, &memory));
-    if (i == 0) after_one = memory.used;
-    EXPECT_LT(memory.used, after_one + (32 << 20)) << i;
-  }
 }
 
 TEST(CpuDevice, destruction_waits_for_running_work_and_drops_what_has_not_started) {

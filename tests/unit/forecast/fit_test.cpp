@@ -92,6 +92,29 @@ TEST(Fit, CountsWhatTheDriverHolds) {
   EXPECT_NE(refusal(plan, hardware).find("memory.device_limit"), std::string::npos);
 }
 
+// Blocks of 2 MiB, page tables of what is pinned and recorded graphs are the driver's, too; they
+// are counted where its own memory is known.
+TEST(Fit, CountsWhatTheDriverTakesForBuffers) {
+  Deck deck = large_deck();
+  Hardware hardware;
+  hardware.overhead_bytes = 5;
+  deck.run.device = DeviceKind::cpu;
+  EXPECT_EQ(driver_bytes(make_plan(deck), 0), 0u);
+  deck.run.device = DeviceKind::cuda;
+  const Plan plan = make_plan(deck);
+  const size_t taken = driver_bytes(plan, 0);
+  EXPECT_GT(taken, size_t{12'000'000});
+  EXPECT_LT(taken, size_t{12'000'000} + plan.train.buffers[0].pools.size() * (2 << 20));
+  EXPECT_EQ(bytes_in_use(plan, hardware, 0), plan.device_bytes(0) + 5 + taken);
+  EXPECT_EQ(bytes_in_use(plan, {}, 0), plan.device_bytes(0));
+  deck.memory.optimizer = Home::host;
+  deck.memory.weights = Home::host;
+  const Plan pinned = make_plan(deck);
+  const size_t weights = pinned.train.buffers[0].bytes(Value::host_weights);
+  ASSERT_GT(weights, 512u);
+  EXPECT_GE(driver_bytes(pinned, 0), size_t{12'000'000} + weights / 512);
+}
+
 // The deck's limit overrides what the machine says it has.
 TEST(Fit, ComparesWithTheMemoryThereIs) {
   Deck deck = large_deck();
