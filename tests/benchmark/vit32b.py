@@ -52,7 +52,6 @@ SMALL = {
     "model.mlp": 512,
     "model.classes": 341,
     "optimizer.lr": 1e-3,
-    "data.synthetic_train": 64,
 }
 
 
@@ -106,6 +105,8 @@ def run(arguments):
         "run.name": arguments.layout,
         "run.log_every": 1,
         "optimizer.lr": 5e-6,  # from the first step on; the deck's would need its warm-up
+        "batch.global": arguments.batch,
+        "data.synthetic_train": arguments.batch,  # random labels: a few steps learn those they saw
         "optimizer.warmup_steps": 1,
         "checkpoint.every_steps": 0,
         "checkpoint.at_end": "false",
@@ -139,6 +140,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("layout", choices=layouts(4))
     parser.add_argument("--ranks", type=int, choices=(1, 2, 4), default=4)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="on CPU ranks, 1/64 of the width")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
