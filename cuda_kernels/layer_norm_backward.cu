@@ -50,7 +50,8 @@ __device__ __forceinline__ void wait_for_copies() {
 // One pass: reads dy, x (and the residual), writes dx. Blocks stay for many rows, which the groups
 // of a block take in turn. Rows come through shared memory, copied there asynchronously while the
 // row before is worked on; every thread copies what it will read itself, so that only the two sums
-// over a row need a barrier. All groups of a block go on equally long: a row past the end is zeros. The sums over rows stay in registers until the end. Bound: memory.
+// over a row need a barrier. All groups of a block go on equally long: a row past the end is zeros.
+// The sums over rows stay in registers until the end. Bound: memory.
 template <class T, int kWidth, int kPacks, bool kResidual>
 __global__ void __launch_bounds__(kThreads, 1)
     layer_norm_backward_kernel(const Backward<T> a, const Groups groups) {

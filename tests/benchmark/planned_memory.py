@@ -5,8 +5,8 @@
 FILE comes from `voltapile bench --device cuda --write FILE` on the same machine: its
 `overhead_bytes` is what driver and libraries hold. Each deck trains for four steps, the last one
 recorded; its trace.h5 has the plan's lines and what was allocated. Printed for the rank that comes
-out worst: planned bytes less allocated ones (to be 0), and the driver's peak (NVML, less what was in
-use before) over planned bytes with overheads (to be 0.99 to 1 where the peak is over 8 GB).
+out worst: planned bytes less allocated ones (to be 0), and the driver's peak (NVML, less what was
+in use before) over planned bytes with overheads (to be 0.99 to 1 where the peak is over 8 GB).
 Exit 1 where one is not. Decks for more ranks than --ranks are left out. Needs h5py.
 """
 

@@ -6,7 +6,8 @@
 ViT-Ti/16 at 96, batch 16 in micro-batches of 4, with trace.steps empty or over all steps (so with
 the publishing of trace.h5 once a second). A round gives two ratios: of the median step after two
 warm-up steps, and of the whole run's processor time, which other work on the machine disturbs less.
-Another deck runs as it is, and a run without the sampler of GPUs (trace.gpu_every) joins each round.
+Another deck runs as it is, and one run of each round is without the sampler of GPUs
+(trace.gpu_every).
 Then a recorded run's events are repeated to a million, and `voltapile report --perfetto`
 is timed on them. Needs h5py.
 """

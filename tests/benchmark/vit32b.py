@@ -5,11 +5,11 @@
     python3 tests/benchmark/vit32b.py pipeline --small        # 1/64 of the width, on CPU ranks
 
 Ranks train input_decks/vit32b_synthetic_4xv100.toml, ten blocks on each (so fewer ranks train a
-model of less depth), each GPU held to the deck's memory.device_limit; no checkpoint is written. Printed are loss and time of every step, the most
-memory that the driver reported in use on each GPU (NVML, less what was in use before) and that the
-ranks held on the host, each beside the plan's, and what `voltapile report` says of the last steps:
-bubble, exposed optimizer and communication. Exit 1 where the loss did not fall or more memory was
-in use than --most-gpu-gb and --most-host-gb allow.
+model of less depth), each GPU held to the deck's memory.device_limit; no checkpoint is written.
+Printed are loss and time of every step, the most memory that the driver reported in use on each GPU
+(NVML, less what was in use before) and that the ranks held on the host, each beside the plan's, and
+what `voltapile report` says of the last step: bubble, exposed optimizer and communication. Exit 1
+where the loss did not fall or more memory was in use than --most-gpu-gb and --most-host-gb allow.
 """
 
 import argparse

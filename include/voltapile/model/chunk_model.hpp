@@ -83,8 +83,8 @@ class ChunkModel {
   std::unique_ptr<Impl> impl_;
 };
 
-// Initial values of the local part (local_shape(p, tp)) of a parameter, its elements from `begin` on
-// in row-major order as many as `values` has, in f32 or f64; padding is 0. Depends on the seed and
+// Initial values of the local part (local_shape(p, tp)) of a parameter, from its element `begin` in
+// row-major order on, as many as `values` has, in f32 or f64; padding is 0. Depends on the seed and
 // on whole-tensor indices only, not on the mesh and not on the threads of `pool` (null: the caller
 // works alone). Error(bad_input) for a sine table of a width that 4 does not divide.
 void initial_values(const Architecture&, const Parameter&, uint64_t seed, int tp, int tp_rank,
