@@ -11,8 +11,11 @@ namespace {
 
 void check(CUresult code, const char* call) {
   if (code == CUDA_SUCCESS) return;
-  throw Error(code == CUDA_ERROR_OUT_OF_MEMORY ? ExitCode::does_not_fit : ExitCode::failure,
-              format("{} failed with {}", call, static_cast<int>(code)));
+  const char* why = nullptr;
+  driver_function<CUresult (*)(CUresult, const char**)>("cuGetErrorString")(code, &why);
+  throw Error(
+      code == CUDA_ERROR_OUT_OF_MEMORY ? ExitCode::does_not_fit : ExitCode::failure,
+      format("{}: {} ({})", call, why == nullptr ? "unknown" : why, static_cast<int>(code)));
 }
 
 struct Users {
@@ -36,7 +39,7 @@ DriverContext::DriverContext(int ordinal) : ordinal_(ordinal) {
     CUcontext context = nullptr;
     check(driver_function<CUresult (*)(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(
               &context, 0, device),
-          "cuCtxCreate");
+          "cuCtxCreate, a context for one more rank of this process on the GPU");
     own_ = context;
     return;
   }
