@@ -105,7 +105,7 @@ if nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc); then
     cuda12=${VOLTAPILE_CUDA12-build-cuda12} # where it lies, or is to be unpacked
     if jobscripts/unpack_cuda12.sh "$cuda12"; then
       PATH=$(realpath "$cuda12")/tk/bin:$PATH run_stage "cuda for Volta" build-volta "" cuda \
-        -Dgpu_arch=70 "${lean[@]}"
+        -Dgpu_arch=70 -Dpng=disabled -Djpeg=disabled "${lean[@]}" # and what may be left out
     else
       stages+=("cuda for Volta=$PWD/build-volta/test-reports")
       mkdir -p build-volta/test-reports
