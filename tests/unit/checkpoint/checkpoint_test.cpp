@@ -298,9 +298,17 @@ TEST(Checkpoint, ADeviceWithoutSpaceLeavesThePreviousOne) {
   const auto mount_disk = [&](const std::string& options, unsigned long flags) {
     return mount("tmpfs", disk.c_str(), "tmpfs", flags, options.c_str()) == 0;
   };
+  const auto own_rights = [] {
+    if (geteuid() == 0) return unshare(CLONE_NEWNS) == 0;
+    // Who is nobody in the new namespace could make no file on a disk of it.
+    const std::string user = format("0 {} 1", geteuid()), group = format("0 {} 1", getegid());
+    if (unshare(CLONE_NEWNS | CLONE_NEWUSER) != 0) return false;
+    std::ofstream("/proc/self/setgroups") << "deny";
+    return static_cast<bool>(std::ofstream("/proc/self/uid_map") << user << std::flush) &&
+           static_cast<bool>(std::ofstream("/proc/self/gid_map") << group << std::flush);
+  };
   const auto own_disk = [&] {
-    return unshare(CLONE_NEWNS | (geteuid() == 0 ? 0 : CLONE_NEWUSER)) == 0 &&
-           mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+    return own_rights() && mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
            mount_disk("size=4m", 0);
   };
   if (!in_child(own_disk)) GTEST_SKIP() << "no file system may be mounted here";
