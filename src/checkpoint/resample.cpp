@@ -1,41 +1,17 @@
 #include "resample.hpp"
 
 #include <algorithm>
-#include <cmath>
+
+#include "voltapile/base/bicubic.hpp"
 
 namespace voltapile {
 namespace {
 
-double cubic(double x) {
-  constexpr double a = -0.5;
-  x = std::fabs(x);
-  if (x < 1) return ((a + 2) * x - (a + 3)) * x * x + 1;
-  if (x < 2) return a * (((x - 5) * x + 8) * x - 4);
-  return 0;
-}
-
-struct Taps {  // of one output: weights of the inputs from `first` on
-  int64_t first;
-  std::vector<double> weights;
-};
-
 std::vector<Taps> taps(int64_t from, int64_t to) {
   const double scale = static_cast<double>(from) / static_cast<double>(to);
-  const double stretch = std::max(scale, 1.0), support = 2 * stretch;
   std::vector<Taps> all;
-  for (int64_t i = 0; i < to; ++i) {
-    const double center = scale * (static_cast<double>(i) + 0.5);
-    const int64_t first = std::max<int64_t>(static_cast<int64_t>(center - support + 0.5), 0);
-    const int64_t end = std::min(static_cast<int64_t>(center + support + 0.5), from);
-    Taps one{first, {}};
-    double sum = 0;
-    for (int64_t j = first; j < end; ++j) {
-      one.weights.push_back(cubic((static_cast<double>(j) - center + 0.5) / stretch));
-      sum += one.weights.back();
-    }
-    for (double& weight : one.weights) weight /= sum;
-    all.push_back(std::move(one));
-  }
+  for (int64_t i = 0; i < to; ++i)
+    all.push_back(bicubic_taps(scale * (static_cast<double>(i) + 0.5), std::max(scale, 1.0), from));
   return all;
 }
 

@@ -6,44 +6,19 @@
 #include <cstring>
 #include <fstream>
 
+#include "voltapile/base/bicubic.hpp"
 #include "voltapile/base/error.hpp"
 
 namespace voltapile {
 namespace {
 
-// R. Keys, "Cubic convolution interpolation for digital image processing", 1981, equation 15.
-double cubic(double x) {
-  constexpr double a = -0.5;
-  x = std::abs(x);
-  if (x < 1) return ((a + 2) * x - (a + 3)) * x * x + 1;
-  return x < 2 ? (((x - 5) * x + 8) * x - 4) * a : 0;
-}
-
-// What one pixel is made of: pixels from `first` on, weighted.
-struct Mix {
-  int64_t first = 0;
-  std::vector<float> weights;
-};
-
 // Of `wanted` pixels in the middle of `there` ones that are scaled by `scale`.
-std::vector<Mix> mixes(int64_t there, int64_t wanted, double scale) {
-  const double widening = std::max(1.0, 1 / scale);
-  std::vector<Mix> all;
+std::vector<Taps> taps(int64_t there, int64_t wanted, double scale) {
+  std::vector<Taps> all;
   for (int64_t i = 0; i < wanted; ++i) {
-    const double middle = (static_cast<double>(i) + 0.5 - static_cast<double>(wanted) / 2) / scale +
-                          static_cast<double>(there) / 2;
-    const auto at_edge = [&](double edge) {
-      return std::clamp<int64_t>(std::llround(edge), 0, there);
-    };
-    Mix mix{.first = at_edge(middle - 2 * widening)};
-    double sum = 0;
-    for (int64_t k = mix.first; k < at_edge(middle + 2 * widening); ++k) {
-      const double weight = cubic((static_cast<double>(k) + 0.5 - middle) / widening);
-      mix.weights.push_back(static_cast<float>(weight));
-      sum += weight;
-    }
-    for (float& weight : mix.weights) weight = static_cast<float>(weight / sum);
-    all.push_back(std::move(mix));
+    const double from_middle = static_cast<double>(i) + 0.5 - static_cast<double>(wanted) / 2;
+    all.push_back(bicubic_taps(from_middle / scale + static_cast<double>(there) / 2,
+                               std::max(1.0, 1 / scale), there));
   }
   return all;
 }
@@ -76,25 +51,26 @@ void fit_picture(const Picture& picture, int64_t channels, int64_t height, int64
            "{} bytes for {} x {} x {}", into.size(), channels, height, width);
   const double scale = std::max(static_cast<double>(height) / static_cast<double>(picture.height),
                                 static_cast<double>(width) / static_cast<double>(picture.width));
-  const std::vector<Mix> across = mixes(picture.width, width, scale),
-                         down = mixes(picture.height, height, scale);
+  const std::vector<Taps> across = taps(picture.width, width, scale),
+                          down = taps(picture.height, height, scale);
   std::vector<float> narrow(static_cast<size_t>(picture.height * width * 3));  // (.., width, 3)
   for (int64_t y = 0; y < picture.height; ++y) {
     const uint8_t* const row = picture.pixels.data() + y * picture.width * 3;
     float* to = narrow.data() + y * width * 3;
-    for (const Mix& mix : across)
+    for (const Taps& tap : across)
       for (int64_t c = 0; c < 3; ++c, ++to)
-        for (size_t k = 0; k < mix.weights.size(); ++k)
-          *to += mix.weights[k] *
-                 static_cast<float>(row[(mix.first + static_cast<int64_t>(k)) * 3 + c]);
+        for (size_t k = 0; k < tap.weights.size(); ++k)
+          *to += static_cast<float>(tap.weights[k]) *
+                 static_cast<float>(row[(tap.first + static_cast<int64_t>(k)) * 3 + c]);
   }
   std::vector<float> line(static_cast<size_t>(width * 3));
   for (int64_t y = 0; y < height; ++y) {
-    const Mix& mix = down[static_cast<size_t>(y)];
+    const Taps& tap = down[static_cast<size_t>(y)];
     std::fill(line.begin(), line.end(), 0.f);
-    for (size_t k = 0; k < mix.weights.size(); ++k) {
-      const float* const from = narrow.data() + (mix.first + static_cast<int64_t>(k)) * width * 3;
-      for (size_t x = 0; x < line.size(); ++x) line[x] += mix.weights[k] * from[x];
+    for (size_t k = 0; k < tap.weights.size(); ++k) {
+      const auto weight = static_cast<float>(tap.weights[k]);
+      const float* const from = narrow.data() + (tap.first + static_cast<int64_t>(k)) * width * 3;
+      for (size_t x = 0; x < line.size(); ++x) line[x] += weight * from[x];
     }
     for (int64_t x = 0; x < width; ++x) {
       const float* const rgb = line.data() + x * 3;
