@@ -11,16 +11,16 @@ Exit 1 where one is not. Decks for more ranks than --ranks are left out. Needs h
 """
 
 import argparse
+import contextlib
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
-import threading
 
 import h5py
 
-from runs import PROGRAM, ROOT, GpuMemory, settings
+from runs import PROGRAM, ROOT, GpuMemory, PeakMemory, settings
 
 DECK = ROOT / "input_decks/vit_l16_synthetic_1gpu.toml"
 LARGE = {"batch.global": 128, "batch.micro": 64}
@@ -59,26 +59,6 @@ def ranks_of(keys):
     return ranks
 
 
-class Peaks:
-    """The most in use on each GPU, less what was in use before."""
-
-    def __init__(self, gpus):
-        self.gpus, self.before = gpus, [gpu.used() for gpu in gpus]
-        self.bytes, self.over = [0] * len(gpus), threading.Event()
-        self.thread = threading.Thread(target=self.sample)
-        self.thread.start()
-
-    def sample(self):
-        while not self.over.wait(0.005):
-            for at, gpu in enumerate(self.gpus):
-                self.bytes[at] = max(self.bytes[at], gpu.used() - self.before[at])
-
-    def end(self):
-        self.over.set()
-        self.thread.join()
-        return self.bytes
-
-
 def measure(keys, folder, first_gpu, tuned):
     """Bytes of each rank: (planned, allocated, what the driver takes for them, in use)."""
     ranks = ranks_of(keys)
@@ -94,9 +74,12 @@ def measure(keys, folder, first_gpu, tuned):
     command = [PROGRAM, "train", DECK, "--fresh", *settings(**{**fixed, **keys}), *tuned]
     if ranks > 1:
         command = ["mpirun", "-n", str(ranks), *command]
-    peaks = Peaks([GpuMemory(first_gpu + at) for at in range(ranks)])
-    done = subprocess.run(command, text=True, capture_output=True)
-    in_use = peaks.end()
+    gpus = [GpuMemory(first_gpu + at) for at in range(ranks)]
+    before = [gpu.used() for gpu in gpus]
+    with contextlib.ExitStack() as stack:
+        peaks = [stack.enter_context(PeakMemory(gpu)) for gpu in gpus]
+        done = subprocess.run(command, text=True, capture_output=True)
+    in_use = [peak.bytes - idle for peak, idle in zip(peaks, before)]
     if done.returncode != 0:
         return f"exit {done.returncode}: {(done.stdout + done.stderr).strip()[-600:]}"
     found = []

@@ -13,14 +13,14 @@ where the loss did not fall or more memory was in use than --most-gpu-gb and --m
 """
 
 import argparse
+import contextlib
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
-import threading
 
-from runs import PROGRAM, ROOT, GpuMemory, read_metrics, settings
+from runs import PROGRAM, ROOT, GpuMemory, PeakMemory, read_metrics, settings
 
 DECK = ROOT / "input_decks" / "vit32b_synthetic_4xv100.toml"
 BLOCKS = 10  # of each rank
@@ -55,40 +55,24 @@ SMALL = {
 }
 
 
-def resident_bytes(root):
-    """Of a process and all below it; what several share counts once for each."""
-    total, waiting = 0, [root]
-    while waiting:
-        process = pathlib.Path("/proc") / str(waiting.pop())
-        try:
-            total += int(re.search(r"VmRSS:\s+(\d+)", (process / "status").read_text())[1]) * 1024
-            for task in (process / "task").iterdir():
-                waiting += (task / "children").read_text().split()
-        except (OSError, TypeError):
-            continue  # it ended meanwhile, or has no memory any more
-    return total
+class HostMemory:
+    """Bytes resident of a process and all below it; what several share counts once for each."""
 
+    def __init__(self, root):
+        self.root = root
 
-class Peaks:
-    """The most memory in use on each GPU and by all ranks while they run."""
-
-    def __init__(self, gpus, process):
-        self.gpus, self.process = gpus, process
-        self.before = [gpu.used() for gpu in gpus]
-        self.gpu_bytes, self.host_bytes = [0] * len(gpus), 0
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self.sample)
-        self.thread.start()
-
-    def sample(self):
-        while not self.over.wait(0.05):
-            for at, gpu in enumerate(self.gpus):
-                self.gpu_bytes[at] = max(self.gpu_bytes[at], gpu.used() - self.before[at])
-            self.host_bytes = max(self.host_bytes, resident_bytes(self.process.pid))
-
-    def end(self):
-        self.over.set()
-        self.thread.join()
+    def used(self):
+        total, waiting = 0, [self.root]
+        while waiting:
+            process = pathlib.Path("/proc") / str(waiting.pop())
+            try:
+                resident = re.search(r"VmRSS:\s+(\d+)", (process / "status").read_text())
+                total += int(resident[1]) * 1024
+                for task in (process / "task").iterdir():
+                    waiting += (task / "children").read_text().split()
+            except (OSError, TypeError):
+                continue  # it ended meanwhile, or has no memory any more
+        return total
 
 
 def planned_host_gb(text):
@@ -119,21 +103,24 @@ def run(arguments):
     plan = subprocess.run([PROGRAM, "plan", DECK, *overrides], text=True, capture_output=True)
     print(plan.stdout, plan.stderr, flush=True)
     gpus = [] if arguments.small else [GpuMemory(index) for index in range(arguments.ranks)]
+    before = [gpu.used() for gpu in gpus]
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(arguments.folder or temporary)
         where = settings(**{"run.dir": folder})
         process = subprocess.Popen(
             ["mpirun", "-n", str(arguments.ranks), PROGRAM, "train", DECK, *overrides, *where]
         )
-        peaks = Peaks(gpus, process)
-        code = process.wait()
-        peaks.end()
+        with contextlib.ExitStack() as stack:
+            meters = [HostMemory(process.pid), *gpus]
+            host, *peaks = [stack.enter_context(PeakMemory(meter, 0.05)) for meter in meters]
+            code = process.wait()
         if code != 0:
             sys.exit(f"voltapile train ended with {code}")
         one = folder / arguments.layout
         report = subprocess.run([PROGRAM, "report", one], text=True, capture_output=True)
         print(report.stdout, report.stderr, flush=True)
-        return read_metrics(one), peaks, planned_host_gb(plan.stdout)
+        gpu_bytes = [peak.bytes - idle for peak, idle in zip(peaks, before)]
+        return read_metrics(one), gpu_bytes, host.bytes, planned_host_gb(plan.stdout)
 
 
 def main():
@@ -148,18 +135,18 @@ def main():
     parser.add_argument("--most-gpu-gb", type=float, default=28.7)
     parser.add_argument("--most-host-gb", type=float, default=500)
     arguments = parser.parse_args()
-    steps, peaks, host_gb = run(arguments)
+    steps, gpu_bytes, host_bytes, host_gb = run(arguments)
     faults = []
     for step in steps:
         print(f"step {step['step']}: loss {step['loss']:.4f}, {step['seconds']:.3f} s")
     if len(steps) < 2 or not steps[-1]["loss"] < steps[0]["loss"]:
         faults.append("the loss did not fall")
-    for at, peak in enumerate(peaks.gpu_bytes):
+    for at, peak in enumerate(gpu_bytes):
         print(f"GPU {at}: {peak / 1e9:.3f} GB in use at most, as the driver reports it")
         if peak > arguments.most_gpu_gb * 1e9:
             faults.append(f"GPU {at} had more than {arguments.most_gpu_gb} GB in use")
-    print(f"host: {peaks.host_bytes / 1e9:.2f} GB resident at most; planned {host_gb:.2f} GB")
-    if peaks.host_bytes > arguments.most_host_gb * 1e9:
+    print(f"host: {host_bytes / 1e9:.2f} GB resident at most; planned {host_gb:.2f} GB")
+    if host_bytes > arguments.most_host_gb * 1e9:
         faults.append(f"the ranks held more than {arguments.most_host_gb} GB of host memory")
     sys.exit("; ".join(faults) or 0)
 
