@@ -102,7 +102,7 @@ Recorder::Recorder(const RankContext& context, Communicator& control, fs::path r
                            [&](const std::string& name) { return name == clocks.front(); });
   unix_ns_ = std::stoll(control.gather_text(std::to_string(unix_ns_less_clock())).front());
   first_offset_ = measure_offset();
-  context.device().align_clock();  // the first step may be recorded
+  if (first_ < end_) context.device().align_clock();  // the first step may be recorded
   agree(control, [&] {
     if (control.rank() == 0 && (first_ < end_ || gpus_are_sampled_)) set_earlier_aside();
   });
