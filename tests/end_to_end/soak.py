@@ -4,10 +4,11 @@
 
 jobscripts/mpirun.sh trains on CPU ranks while at random times a rank or the launcher is killed, a
 rank is stopped for good or for a moment, the disk fills up, or the job is asked to stop and is
-submitted again, as a queue does after preemption. When the minutes are over the job stops with a
-checkpoint. Then the same steps are done without a fault, with each rank's memory and open files
-sampled, and both runs must have the same losses, weights and moments, bit for bit. The faults need
-the right to mount a small disk; without it the disk does not fill up, and that is said.
+submitted again, as a queue does after preemption. Beside it the same run is left alone, in one
+piece, with each rank's memory and open files sampled. When the minutes are over both stop with a
+checkpoint, the one behind goes on to the other's step, and both must have the same losses, weights
+and moments, bit for bit. The faults need the right to mount a small disk; without it the disk does
+not fill up, and that is said.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from conftest import BINARY, MPI_ENVIRONMENT, ROOT, fill_disk, kill_everything, losses
@@ -90,10 +92,10 @@ class Soak:
         self.counts = {}
         self.submitted = 0.0
 
-    def submit(self):
+    def submit(self, *settings):
         self.submitted = time.time()
         self.job = subprocess.Popen(
-            [ROOT / "jobscripts/mpirun.sh", self.deck, "--set", f"run.dir={self.disk}"],
+            [ROOT / "jobscripts/mpirun.sh", self.deck, "--set", f"run.dir={self.disk}", *settings],
             cwd=self.folder,
             env=self.environment,
             stdout=self.log,
@@ -188,6 +190,13 @@ class Soak:
                 return
         sys.exit(f"the job does not stop with a checkpoint:\n{self.tail()}")
 
+    def reach(self, step):
+        """Goes on to a step without a fault, and ends there."""
+        if self.saved() < step:
+            self.submit("--set", f"run.steps={step}")
+            if self.job.wait() != 0:
+                sys.exit(f"the job does not reach step {step}:\n{self.tail()}")
+
     def trains(self, saved):
         """Whether this submission has done a step: there may be lines of an earlier one."""
         lines = self.run / "metrics.jsonl"
@@ -195,11 +204,10 @@ class Soak:
         return fresh and self.recorded() > saved
 
     def recorded(self):
-        return max(losses(self.run), default=0) if self.run.exists() else 0
+        return recorded(self.run)
 
     def saved(self):
-        latest = self.run / "checkpoints/latest"
-        return int(os.readlink(latest).split("_")[1]) if latest.is_symlink() else 0
+        return saved(self.run)
 
     def close(self):
         for process in ranks_in(self.folder):
@@ -217,34 +225,64 @@ def sample(process):
     return resident, len(os.listdir(f"/proc/{process}/fd"))
 
 
-def leave_alone(soak, steps):
-    """The same steps without a fault, and samples of each rank: {rank: [(bytes, files)]}."""
-    arguments = ["train", soak.deck, "--set", f"run.steps={steps}", "--set", "run.name=alone"]
-    job = subprocess.Popen(
-        ["mpirun", "-n", str(RANKS), BINARY, *arguments, "--set", f"run.dir={soak.folder}"],
-        cwd=soak.folder,
-        env=soak.environment,
-        stdout=soak.log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    samples, every, began = {}, 0.25, time.monotonic()
-    try:
-        while job.poll() is None:
-            for process in rank_processes(job.pid):
+def recorded(run):
+    return max(losses(run), default=0) if run.exists() else 0
+
+
+def saved(run):
+    latest = run / "checkpoints/latest"
+    return int(os.readlink(latest).split("_")[1]) if latest.is_symlink() else 0
+
+
+class Alone:
+    """The same run without a fault, with samples of each rank: {rank: [(bytes, files)]}."""
+
+    def __init__(self, soak):
+        self.folder = soak.folder / "left_alone"  # where no fault looks for ranks
+        self.folder.mkdir()
+        self.run, self.samples = self.folder / "alone", {}
+        self.log, self.began = open(self.folder / "log.txt", "wb"), time.monotonic()
+        arguments = ["train", soak.deck, "--set", "run.name=alone"]
+        self.job = subprocess.Popen(
+            ["mpirun", "-n", str(RANKS), BINARY, *arguments, "--set", f"run.dir={self.folder}"],
+            cwd=self.folder,
+            env=soak.environment,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.watcher = threading.Thread(target=self.watch, daemon=True)
+        self.watcher.start()
+
+    def watch(self):
+        every = 0.25
+        while self.job.poll() is None:
+            for process in rank_processes(self.job.pid):
                 try:
-                    samples.setdefault(rank_of(process), []).append(sample(process))
+                    self.samples.setdefault(rank_of(process), []).append(sample(process))
                 except (OSError, KeyError, IndexError):
                     continue  # it is just ending
-            if samples and len(samples[min(samples)]) >= SAMPLES:
-                samples = {rank: taken[::2] for rank, taken in samples.items()}
+            if self.samples and len(self.samples[min(self.samples)]) >= SAMPLES:
+                self.samples = {rank: taken[::2] for rank, taken in self.samples.items()}
                 every *= 2
             time.sleep(every)
-    finally:
-        kill_everything(job)
-    if job.returncode != 0:
-        sys.exit(f"the run without faults ended with {job.returncode}:\n{soak.tail()}")
-    return samples, time.monotonic() - began
+
+    def stop_past(self, step):
+        """With a checkpoint at or behind this step; the step."""
+        while recorded(self.run) < step and self.job.poll() is None:
+            time.sleep(1)
+        if self.job.poll() is None:
+            self.job.send_signal(signal.SIGUSR1)
+        self.seconds = time.monotonic() - self.began
+        if self.job.wait() != 75 or saved(self.run) != recorded(self.run):
+            log = (self.folder / "log.txt").read_text(errors="replace")[-4000:]
+            sys.exit(f"the run without faults ended with {self.job.returncode}:\n{log}")
+        self.watcher.join()
+        return saved(self.run)
+
+    def close(self):
+        if self.job.poll() is None:
+            kill_everything(self.job)
 
 
 def growth(values):
@@ -265,12 +303,15 @@ def main():
     folder = options.folder or pathlib.Path(tempfile.mkdtemp(prefix="voltapile_soak_"))
     folder.mkdir(parents=True, exist_ok=True)
     soak = Soak(folder.resolve(), options.seed)
+    alone = Alone(soak)
     try:
         soak.endure(options.minutes, options.between)
-        steps = soak.saved()
-        samples, seconds = leave_alone(soak, steps)
-        figures = judge(soak, steps, samples, seconds, options.minutes)
+        endured = soak.saved()
+        steps = alone.stop_past(endured)
+        soak.reach(steps)
+        figures = judge(soak, alone, endured, steps, options.minutes)
     finally:
+        alone.close()
         soak.close()
     if options.folder is None:
         shutil.rmtree(folder)
@@ -280,18 +321,18 @@ def main():
         options.markdown.write_text("\n".join(["| soak | |", "| --- | --- |", *rows]) + "\n")
 
 
-def judge(soak, steps, samples, seconds, minutes):
-    alone = soak.folder / "alone"
-    if losses(soak.run) != losses(alone):
+def judge(soak, alone, endured, steps, minutes):
+    seconds = alone.seconds
+    if losses(soak.run) != losses(alone.run):
         sys.exit("the losses differ from those of the run that was left alone")
     diff = subprocess.run(
-        [BINARY, "diff", soak.run, alone, "--moments"], text=True, capture_output=True
+        [BINARY, "diff", soak.run, alone.run, "--moments"], text=True, capture_output=True
     )
     if diff.returncode != 0:
         sys.exit(f"weights or moments differ:\n{diff.stdout}{diff.stderr}")
     log = (soak.folder / "log.txt").read_text(errors="replace")
     resident, files = [], []
-    for rank, taken in sorted(samples.items()):
+    for rank, taken in sorted(alone.samples.items()):
         early, late = growth([each for each, _ in taken])
         resident.append(f"{early / 1e6:.1f} to {late / 1e6:.1f}")
         long = seconds >= LONG_S
@@ -306,7 +347,8 @@ def judge(soak, steps, samples, seconds, minutes):
         "ranks": RANKS,
         "faults": ", ".join(f"{count} {kind}" for kind, count in sorted(soak.counts.items())),
         "restarts by the job script": log.count("] Failed "),
-        "steps": steps,
+        "steps under faults": endured,
+        "steps compared": steps,
         "seconds left alone": f"{seconds:.0f}"
         + ("" if seconds >= LONG_S else ", too short to judge growth"),
         "equal to the run left alone": "losses, weights and moments, bit for bit",
