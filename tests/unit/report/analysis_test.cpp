@@ -34,10 +34,10 @@ TEST_P(Schedules, BubbleOfARunIsWhatSimulationSaysOfItsOwnTimes) {
       simulate(plan.train.programs, plan.train.shape, test::uneven_costs(), 2, memory_of(plan));
   const Analysis a = analyse(test::simulated_trace(plan, timeline), plan);
   const Bubble expected = bubble(timeline, 4, 1);
-  EXPECT_NEAR(a.bubble, expected.fraction, 1e-6);
-  EXPECT_NEAR(a.exposed_optimizer, expected.exposed_optimizer, 1e-6);
+  EXPECT_NEAR(a.bubble.value(), expected.fraction, 1e-6);
+  EXPECT_NEAR(a.exposed_optimizer.value(), expected.exposed_optimizer, 1e-6);
   EXPECT_NEAR(a.bubble_simulated, expected.fraction, 0.005);
-  EXPECT_GT(a.bubble, 0.02);
+  EXPECT_GT(a.bubble.value(), 0.02);
   EXPECT_EQ(a.impossible_transfers, 0);
   EXPECT_GT(a.transfers, 0);
   EXPECT_NEAR(a.longest_notice_seconds, 0, 1e-9);
