@@ -53,7 +53,10 @@ class IdleTime {
       if (is_receive(i.op)) rank.received[key_of(span)] = span.end;
       if (i.op == Op::forward || begins_backward(i.op)) made_[key_of(span)] = &span;
     }
-    const auto earlier = [](const Span* a, const Span* b) { return a->begin < b->begin; };
+    // Some take no time in a simulation.
+    const auto earlier = [](const Span* a, const Span* b) {
+      return std::tie(a->begin, a->end) < std::tie(b->begin, b->end);
+    };
     for (Rank& rank : ranks_) {
       std::sort(rank.compute.begin(), rank.compute.end(), earlier);
       for (auto& [chunk, spans] : rank.weights) std::sort(spans.begin(), spans.end(), earlier);
@@ -66,7 +69,8 @@ class IdleTime {
     Idle idle;
     double free = begin;
     auto at = std::partition_point(compute.begin(), compute.end(),
-                                   [&](const Span* span) { return span->end <= begin; });
+                                   [&](const Span* span) { return span->begin < begin; });
+    if (at != compute.begin()) --at;  // it may end later
     for (; at != compute.end() && free < end; ++at) {
       const double until = std::min((*at)->begin, end);
       if (until > free) {

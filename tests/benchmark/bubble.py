@@ -82,7 +82,7 @@ def read_report(run):
         sys.exit(f"the report gives no bubble:\n{text.stdout}")
     measured, simulated, formula = map(percent, bubble.groups())
     exposed, exposed_simulated = map(percent, optimizer.groups())
-    step = re.search(r"Recorded steps [^:]*: (.*) a step", words)[1]
+    step = re.search(r"Recorded steps [^:]*: (\S+ \S+) a step", words)[1]
     return {
         "formula": formula,
         "simulated": simulated,
