@@ -1,5 +1,5 @@
-"""Jobs of several ranks under real mpirun, one a GPU where there are enough of them; else they share
-one, and what they send goes through the hosts' memory. Skips, and says why, where there is none."""
+"""Jobs of several ranks under real mpirun, one a GPU where there are enough of them; else they
+share one, and what they send goes through the hosts' memory. Skips, and says why, without any."""
 
 import os
 import random
