@@ -10,8 +10,9 @@ train a model of less depth), each held to the deck's memory.device_limit; no ch
 With --one-gpu what they send goes through host memory, and times say nothing.
 Printed are loss and time of every step, the most memory that the driver reported in use on each GPU
 (NVML, less what was in use before) and that the ranks held on the host, each beside the plan's, and
-what `voltapile report` says of the last step: bubble, exposed optimizer and communication. Exit 1
-where the loss did not fall or more memory was in use than --most-gpu-gb and --most-host-gb allow.
+what `voltapile report` says of the last two steps: bubble, exposed optimizer and communication.
+Exit 1 where the loss did not fall or more memory was in use than --most-gpu-gb and --most-host-gb
+allow.
 """
 
 import argparse
@@ -95,7 +96,8 @@ def run(arguments):
         "optimizer.warmup_steps": 1,
         "checkpoint.every_steps": 0,
         "checkpoint.at_end": "false",
-        "trace.steps": f'"{arguments.steps}:{arguments.steps + 1}"',
+        # The last step waits for updates of the one before it.
+        "trace.steps": f'"{max(1, arguments.steps - 1)}:{arguments.steps + 1}"',
         "model.depth": arguments.blocks * arguments.ranks,
         **layouts(arguments.ranks, arguments.blocks)[arguments.layout],
         **({"parallel.transport": "staged"} if arguments.one_gpu else {}),
