@@ -159,7 +159,9 @@ def show_row(row):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--cores", type=int, default=count_cores())
+    parser.add_argument(
+        "--cores", type=int, default=count_cores(), help="fewer than ranks: bind none"
+    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--traced", type=int, default=7, help="of these, the last")
