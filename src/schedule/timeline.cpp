@@ -40,9 +40,16 @@ constexpr bool makes_weights(Op op) {
   return op == Op::update || op == Op::fetch_weights || op == Op::gather_weights;
 }
 
+constexpr bool begins_backward(Op op) { return op == Op::backward || op == Op::backward_input; }
+constexpr bool reads_weights(Op op) {
+  return op == Op::forward || op == Op::recompute || begins_backward(op);
+}
+
+// Why ranks compute nothing in a step.
 class IdleTime {
  public:
-  IdleTime(const Timeline& timeline, int ranks) : ranks_(static_cast<size_t>(ranks)) {
+  IdleTime(const Timeline& timeline, int ranks, int64_t step)
+      : step_(step), ranks_(static_cast<size_t>(ranks)) {
     for (const Span& span : timeline.spans) {
       VP_CHECK(span.rank >= 0 && span.rank < ranks, "a span of rank {} in {} ranks", span.rank,
                ranks);
@@ -92,9 +99,6 @@ class IdleTime {
     std::map<Key, double> received;                   // when it was
   };
 
-  static constexpr bool begins_backward(Op op) {
-    return op == Op::backward || op == Op::backward_input;
-  }
   // A transfer is numbered by the chunk that an activation enters and whose gradient comes back.
   static Key key_of(const Span& span) {
     const Instruction& i = span.instruction;
@@ -104,6 +108,7 @@ class IdleTime {
 
   // Of the idle time [begin, end) before `next`.
   double on_weights(const Span& next, double begin, double end, size_t asked) const {
+    if (next.step > step_) return 0;  // the rank is done with the step
     const Instruction& i = next.instruction;
     const Rank& rank = ranks_[static_cast<size_t>(next.rank)];
     const Span* maker = nullptr;
@@ -129,14 +134,17 @@ class IdleTime {
 
   // When the weights that `next` reads were there.
   static double ready(const Rank& rank, const Span& next) {
-    const auto found = rank.weights.find(next.instruction.chunk);
-    if (found == rank.weights.end() || makes_weights(next.instruction.op)) return 0;
+    constexpr double kAlways = -std::numeric_limits<double>::infinity();
+    const Instruction& i = next.instruction;
+    const auto found = rank.weights.find(i.chunk);
+    if (found == rank.weights.end() || !reads_weights(i.op)) return kAlways;
     const auto& spans = found->second;
     const auto later = std::partition_point(
         spans.begin(), spans.end(), [&](const Span* span) { return span->begin < next.begin; });
-    return later == spans.begin() ? 0 : (*std::prev(later))->end;
+    return later == spans.begin() ? kAlways : (*std::prev(later))->end;
   }
 
+  const int64_t step_;
   std::vector<Rank> ranks_;
   std::map<Key, const Span*> made_;
 };
@@ -151,7 +159,7 @@ Bubble bubble(const Timeline& timeline, int ranks, int64_t step) {
   const double length = window.end - window.begin;
   if (!(length > 0)) return result;
 
-  const IdleTime idle_time(timeline, ranks);
+  const IdleTime idle_time(timeline, ranks, step);
   for (int rank = 0; rank < ranks; ++rank) {
     const Idle idle = idle_time.of(rank, window.begin, window.end);
     const double share = (idle.total - idle.on_weights) / length;

@@ -222,6 +222,20 @@ TEST(Simulation, norm_waits_for_every_rank) {
     EXPECT_EQ(when(timeline, rank, Op::norm, -1, -1), Times(end, end));
 }
 
+// Rank 0 is done with step 3 at 20 and waits for an update; rank 1 goes on to 24.
+TEST(Bubble, has_no_part_in_waits_of_the_next_step) {
+  const auto span = [](int64_t step, int rank, Op op, Lane lane, double begin, double end) {
+    return Span{rank, step, {op, lane, static_cast<int16_t>(rank), 0}, begin, end};
+  };
+  const Lane compute = Lane::compute;
+  const Timeline timeline{
+      {span(3, 0, Op::forward, compute, 10, 14), span(3, 1, Op::forward, compute, 14, 18),
+       span(3, 0, Op::backward, compute, 14, 20), span(3, 1, Op::backward, compute, 18, 24),
+       span(3, 0, Op::update, Lane::host, 20, 30), span(4, 0, Op::forward, compute, 30, 34)}};
+  EXPECT_DOUBLE_EQ(bubble(timeline, 2, 3).exposed_optimizer, 0);
+  EXPECT_DOUBLE_EQ(bubble(timeline, 2, 3).fraction, 4. / 14);
+}
+
 TEST(Bubble, is_idle_time_between_first_forward_and_last_backward) {
   const auto span = [](int rank, Op op, double begin, double end) {
     return Span{rank, 3, {op, Lane::compute, 0, 0}, begin, end};
