@@ -11,6 +11,8 @@
 namespace voltapile {
 namespace {
 
+constexpr int64_t kMostSimulated = 8;  // of a long trace's last steps
+
 bool is(const TraceEvent& event, HostWork work) { return event.name == static_cast<int32_t>(work); }
 bool is(const TraceEvent& event, Op op) { return event.name == static_cast<int32_t>(op); }
 
@@ -161,13 +163,31 @@ void measure_bubble(Analysis& analysis, const Trace& trace, const Plan& plan) {
   analysis.exposed_optimizer = median(exposed);
 }
 
+Trace one_step(const Trace& trace, int64_t step) {
+  Trace one{.mesh = trace.mesh};
+  for (const RankRecord& rank : trace.ranks) {
+    RankRecord& record = one.ranks.emplace_back();
+    for (const TraceEvent& event : rank.events)
+      if (event.step == step) record.events.push_back(event);
+  }
+  return one;
+}
+
+// Each step by its own times: in a run of typical times nobody would wait for who was late.
 void simulate_bubble(Analysis& analysis, const Trace& trace, const Plan& plan) {
   const MeasuredCosts measured = measured_costs(trace, plan);
   analysis.chunk_seconds = measured.chunk_seconds;
-  const Bubble simulated =
-      steady_state(plan.train.programs, plan.train.shape, measured.costs, memory_of(plan)).bubble;
-  analysis.bubble_simulated = simulated.fraction;
-  analysis.exposed_optimizer_simulated = simulated.exposed_optimizer;
+  std::vector<double> fractions, exposed;
+  const int64_t first = std::max(trace.first_step() + 1, trace.end_step() - kMostSimulated);
+  for (int64_t step = std::min(first, trace.end_step() - 1); step < trace.end_step(); ++step) {
+    const Costs costs = measured_costs(one_step(trace, step), plan).costs;
+    const Bubble simulated =
+        steady_state(plan.train.programs, plan.train.shape, costs, memory_of(plan)).bubble;
+    fractions.push_back(simulated.fraction);
+    exposed.push_back(simulated.exposed_optimizer);
+  }
+  analysis.bubble_simulated = median(fractions);
+  analysis.exposed_optimizer_simulated = median(exposed);
   analysis.bubble_formula =
       bubble_formula(plan.deck.parallel.schedule, plan.train.shape, measured.costs);
 }

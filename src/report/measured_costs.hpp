@@ -9,7 +9,7 @@
 namespace voltapile {
 
 struct MeasuredCosts {
-  // Seconds. `of` gives each instruction of the program its own time, the median over the recorded
+  // Seconds. `of` gives each instruction of the program its own time, the median over the trace's
   // steps and the data and tensor ranks. What several ranks do together lasts from when the last
   // of them begins, so that waiting for a peer is no part of it: a transfer until it is received,
   // reductions and norm as long as they took on the rank that took least.

@@ -48,7 +48,7 @@ struct Analysis {
   // Medians over the recorded steps, means over ranks. Empty where the updates that the one
   // recorded step waits for are not in the trace.
   std::optional<double> bubble, exposed_optimizer;
-  // The steady state of simulate() fed with the measured times.
+  // Of simulate()'s steady state, fed with the measured times of each of the last steps: medians.
   double bubble_simulated = 0, exposed_optimizer_simulated = 0;
   std::optional<double> bubble_formula;  // with the measured times
   std::vector<double> chunk_seconds;     // by chunk: compute of one micro-batch, forward to weights
