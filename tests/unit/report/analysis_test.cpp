@@ -126,6 +126,35 @@ TEST(Analysis, WaitingForAPeerIsNoPartOfACostAndOneSlowStepIsNotTypical) {
   EXPECT_NEAR(after.bubble.value(), before.bubble.value(), 1e-6);
 }
 
+// In each step another chunk's backward takes twice its time: typical times would hide it.
+TEST(Analysis, StepsThatAreSlowInDifferentPlacesAreEachSimulated) {
+  const Plan plan = make_plan(test::pipeline_deck("1f1b"));
+  const auto run = [&](int slow_chunk) {
+    Costs costs;
+    costs.of = [slow_chunk](const Instruction& i) {
+      if (i.op == Op::forward) return 0.010;
+      return i.op == Op::backward ? i.chunk == slow_chunk ? 0.040 : 0.020 : 0.0005;
+    };
+    return simulate(plan.train.programs, plan.train.shape, costs);
+  };
+  Timeline timeline;
+  double begin = 0;
+  for (int step = 0; step < 5; ++step) {
+    double end = begin;
+    for (Span span : run(step % 4).spans) {
+      span.step = step;
+      span.begin += begin;
+      span.end += begin;
+      end = std::max(end, span.end);
+      timeline.spans.push_back(span);
+    }
+    begin = end;
+  }
+  const Analysis a = analyse(test::simulated_trace(plan, timeline), plan);
+  EXPECT_GT(a.bubble.value(), bubble(run(-1), 4, 0).fraction + 0.05);
+  EXPECT_NEAR(a.bubble_simulated, a.bubble.value(), 0.001);
+}
+
 Trace one_rank(const Plan& plan, const std::vector<TraceEvent>& events) {
   return {.mesh = plan.mesh,
           .deck = write_deck(plan.deck),
