@@ -226,6 +226,19 @@ TEST(Memory, EightBitActivationsTakeAboutAQuarterOfF32) {
   const Plan plan = make_plan(deck);
   EXPECT_NEAR(bytes(plan, Value::stored) / working, 0.26, 0.02);
   EXPECT_LT(bytes(plan, Value::saved), 0.2 * working);
+  for (const StoredTensor& piece : stored_layout(plan, plan.train, 0).pieces)
+    EXPECT_EQ(piece.quantised, piece.elements > plan.architecture.rows(plan.train.sizes))
+        << "a statistic has a number a row";
+}
+
+TEST(Memory, OfEightBitsLeavesAttentionToBeRebuilt) {
+  Deck deck = test::sample_deck();
+  EXPECT_FALSE(make_plan(deck).train.sizes.rebuild_attention);
+  deck.memory.activations = ActivationStore::int8;
+  EXPECT_TRUE(make_plan(deck).train.sizes.rebuild_attention);
+  EXPECT_FALSE(make_plan(deck).eval.sizes.rebuild_attention);
+  deck.memory.recompute = Recompute::layers;  // which rebuilds everything
+  EXPECT_FALSE(make_plan(deck).train.sizes.rebuild_attention);
 }
 
 TEST(Plan, IsAPureFunctionOfItsDeck) {
