@@ -1,5 +1,5 @@
-// Which of the sm_90a kernels of the forward pass runs. Compiled where the build has code for sm_90;
-// otherwise no_attention_hopper.cpp takes its place.
+// Which of the sm_90a kernels of the forward pass runs. Compiled where the build has code for
+// sm_90; otherwise no_attention_hopper.cpp takes its place.
 #include "attention.hpp"
 #include "attention_hopper.cuh"
 #include "attention_hopper_maps.hpp"

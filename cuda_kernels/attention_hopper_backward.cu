@@ -6,18 +6,16 @@
 #include "attention_launch.cuh"
 
 namespace voltapile::cuda {
+namespace {
 
-bool attention_backward_hopper(const TensorView& dout, const TensorView& qkv,
-                               const TensorView& lengths, const TensorView& out,
-                               const TensorView& lse, const TensorView& dqkv, Context& context,
-                               Stream& stream) {
-  using S = HopperBackwardShape<true, false>;
-  if (context.gpu().sm != 90 || !tensor_cores_take(qkv, {&dout, &qkv, &out, &dqkv})) return false;
+template <class S>
+bool launch_hopper_backward(const TensorView& dout, const TensorView& qkv,
+                            const TensorView& lengths, const TensorView& out, const TensorView& lse,
+                            const TensorView& dqkv, Context& context, Stream& stream) {
   HopperBackwardOperands o{};
   o.tokens = static_cast<int>(qkv.shape[1]);
   o.heads = static_cast<int>(qkv.shape[3]);
   o.dim = static_cast<int>(qkv.shape[4]);
-  if (o.dim <= 64) return false;
   o.all_heads = static_cast<int>(qkv.shape[0] * qkv.shape[3]);
   o.tiles = (o.tokens + S::kQueries - 1) / S::kQueries;
   int64_t blocks = std::min(o.all_heads, context.gpu().multiprocessors);
@@ -25,10 +23,10 @@ bool attention_backward_hopper(const TensorView& dout, const TensorView& qkv,
     o.partial_stride = int64_t{o.tiles} * S::kPartialOfTile;
     const auto room = static_cast<int64_t>(Context::kScratchBytes / sizeof(float4));
     blocks = std::min(blocks, room / o.partial_stride);
-    o.partial = reinterpret_cast<float4*>(context.scratch(stream));
   }
   // A thread block a head leaves most of the GPU idle where heads are few or scratch is short.
   if (2 * blocks < context.gpu().multiprocessors) return false;
+  if (o.tokens > S::kKeys) o.partial = reinterpret_cast<float4*>(context.scratch(stream));
   o.queries = map_of_qkv(qkv, S::kQueries, 64);
   o.keys = map_of_qkv(qkv, S::kKeys, 64);
   o.dout = map_of_out(dout, 64);
@@ -38,11 +36,25 @@ bool attention_backward_hopper(const TensorView& dout, const TensorView& qkv,
   o.lengths = as<const int>(lengths);
   o.lse = as<const float>(lse);
   o.scale = attention_scale(qkv);
-  visit_half(qkv.dtype, [&](auto tag) {
+  return visit_half(qkv.dtype, [&](auto tag) {
     launch(attention_hopper_backward_kernel<decltype(tag), S>, blocks, S::kThreads, S::kSharedBytes,
            stream, o);
+    return true;
   });
-  return true;
+}
+
+}  // namespace
+
+bool attention_backward_hopper(const TensorView& dout, const TensorView& qkv,
+                               const TensorView& lengths, const TensorView& out,
+                               const TensorView& lse, const TensorView& dqkv, Context& context,
+                               Stream& stream) {
+  if (context.gpu().sm != 90 || !tensor_cores_take(qkv, {&dout, &qkv, &out, &dqkv})) return false;
+  // What a head size lacks to 64 or 128 the copy engine fills with zeros.
+  return qkv.shape[4] > 64 ? launch_hopper_backward<HopperBackwardShape<128, 1, true, false>>(
+                                 dout, qkv, lengths, out, lse, dqkv, context, stream)
+                           : launch_hopper_backward<HopperBackwardShape<64, 2, true, false>>(
+                                 dout, qkv, lengths, out, lse, dqkv, context, stream);
 }
 
 }  // namespace voltapile::cuda

@@ -1,10 +1,10 @@
-// Fused attention backward with the warpgroup products of sm_90a, head sizes to 128, without
-// atomics. A block stays on its multiprocessor and passes over heads. A pass over 128 keys gives
-// each of two warpgroups 64 of them, and lets the queries go by in tiles of 64 (Dao 2023, algorithm
-// 2, on transposed scores, so that P^T and dS^T are left factors straight from registers). dS also
-// goes through shared memory, where both warpgroups' keys meet; each makes half of the dims of dQ.
-// What more than one pass adds to dQ waits in the block's own memory in L2. Of the other four warps
-// two have the operands copied and two make rowsum(dO * O).
+// Fused attention backward with the warpgroup products of sm_90a, without atomics, head sizes to 64
+// and to 128. A block stays on its multiprocessor and passes over heads. A pass over keys gives
+// each of two warpgroups one or two blocks of 64, whose dK and dV it holds in registers, and lets
+// the queries go by in tiles of 64 (Dao 2023, algorithm 2, on transposed scores, so that P^T and
+// dS^T are left factors straight from registers). dS also goes through shared memory, where the
+// keys of both warpgroups meet in dQ. What more than one pass adds to dQ waits in the block's own
+// memory in L2. Of the other four warps two have the operands copied and two make rowsum(dO * O).
 // Traffic: each operand once from DRAM; Q and dO from L2 for every further pass, with 8 bytes a
 // number of dQ. Bound: tensor cores.
 #pragma once
@@ -17,7 +17,7 @@ template <class S>
 __device__ __forceinline__ void copy_keys(const HopperBackwardOperands& o, uint32_t shared) {
   HopperSlot<S> slot{shared};
   for (int index = blockIdx.x; index < o.all_heads; index += gridDim.x) {
-    const HopperHead head(o, index);
+    const HopperHead head(o, S::kKeys, index);
     for (int pass = 0; pass < head.passes; ++pass)
 #pragma unroll
       for (int part = 2; part > 0; --part) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void copy_keys(const HopperBackwardOperands& o, uint3
 template <class S>
 __device__ __forceinline__ void prefetch_tile(const HopperBackwardOperands& o, int index, int i) {
   if (index >= o.all_heads) return;
-  const HopperHead head(o, index);
+  const HopperHead head(o, S::kKeys, index);
   if (i >= head.tiles) return;
 #pragma unroll
   for (int c = 0; c < S::kColumns; ++c) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void copy_tiles(const HopperBackwardOperands& o, uint
   HopperTurn<S> turn{shared};
   HopperOut<S> out{shared};
   for (int index = blockIdx.x; index < o.all_heads; index += gridDim.x) {
-    const HopperHead head(o, index);
+    const HopperHead head(o, S::kKeys, index);
     for (int pass = 0; pass < head.passes; ++pass)
       for (int i = 0; i < head.tiles; ++i, turn.advance()) {
         wait(turn.empty(), turn.parity ^ 1);
@@ -95,7 +95,7 @@ class HopperRowSums {
                                  static_cast<int64_t>(o_.tiles) * (S::kQueries * S::kDim / 4)) +
         first_ + lane_;
     for (int index = blockIdx.x; index < o_.all_heads; index += gridDim.x) {
-      const HopperHead head(o_, index);
+      const HopperHead head(o_, S::kKeys, index);
       if (head.padded) clear_gradients(head);
       const float* const lse = o_.lse + static_cast<int64_t>(index) * o_.tokens;
       for (int pass = 0; pass < head.passes; ++pass)
@@ -175,9 +175,10 @@ class HopperRowSums {
   }
   // Of this warp's rows of a tile those from `valid` on.
   __device__ __forceinline__ void clear(uint32_t tile, int valid) const {
-    for (int i = max(valid, first_) * 16 + lane_; i < (first_ + 32) * 16; i += 32)
+    constexpr int kPieces = S::kDim / 8;
+    for (int i = max(valid, first_) * kPieces + lane_; i < (first_ + 32) * kPieces; i += 32)
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                       tile + i % 16 / 8 * S::kPartBytes + i / 16 * 128 + i % 8 * 16),
+                       tile + i % kPieces / 8 * S::kPartBytes + i / kPieces * 128 + i % 8 * 16),
                    "r"(0)
                    : "memory");
   }
@@ -224,7 +225,8 @@ __global__ __launch_bounds__(S::kThreads, 1) void attention_hopper_backward_kern
       barrier_init(turn.rows_full(), 2);
       barrier_init(turn.empty(), kConsumers);
       barrier_init(turn.scores_full(), kConsumers);
-      barrier_init(turn.scores_empty(), kConsumers);
+      // dQ's columns are of different warpgroups; where there is one, its tiles are.
+      barrier_init(turn.scores_empty(), 4 * S::kColumns);
     }
     const HopperOut<S> out{shared};
     barrier_init(out.full(), 1);

@@ -5,13 +5,16 @@
 namespace voltapile::cuda {
 
 #if VP_HAS_WGMMA
-// 64 keys of a pass, whose dK and dV stay in registers, and every query of the head in turn; and of
-// every tile's dQ half of the dims. A lane has parts of keys `row` and `row + 8` of its warp's 16.
+// Blocks of 64 keys of a pass, whose dK and dV stay in registers, and every query of the head in
+// turn. dQ: of every tile one column of 64 dims, or of every other tile the only one. A lane has
+// parts of keys `row` and `row + 8` of its warp's 16 of a block.
 template <class T, class S>
 class HopperBackwardKeys {
   using Scores = float[S::kQueries / 2];     // 64 x 64 numbers of f32 of a warpgroup
   using Factor = uint32_t[S::kQueries / 4];  // the same in T
+  using Sums = float[S::kDim / 2];           // 64 x dims
   using Turn = HopperTurn<S>;
+  static constexpr int kColumnBytes = S::kKeys * 128;  // of keys and values
 
  public:
   __device__ __forceinline__ HopperBackwardKeys(const HopperBackwardOperands& o, uint32_t shared,
@@ -20,7 +23,7 @@ class HopperBackwardKeys {
 
   __device__ __forceinline__ void run() {
     for (int index = blockIdx.x; index < o_.all_heads; index += gridDim.x) {
-      const HopperHead head(o_, index);
+      const HopperHead head(o_, S::kKeys, index);
       for (int pass = 0; pass < head.passes; ++pass) run_pass(head, pass);
     }
     if (leader()) wait_stores_read();
@@ -32,92 +35,108 @@ class HopperBackwardKeys {
     ring_.advance();
     const HopperSlot<S> keys = ring_;
     ring_.advance();
-    const int first = pass * S::kKeys + warpgroup_ * 64;
-    const int valid = head.length - first;  // keys of this warpgroup's 64 that are no padding
+    const int first = pass * S::kKeys + warpgroup_ * S::kBlocks * 64;
+    const int valid = head.length - first;  // of this warpgroup's keys, that are no padding
 #pragma unroll
-    for (int i = 0; i < S::kDim / 2; ++i) dk_[i] = dv_[i] = 0;
+    for (int b = 0; b < S::kBlocks; ++b)
+#pragma unroll
+      for (int i = 0; i < S::kDim / 2; ++i) dk_[b][i] = dv_[b][i] = 0;
     wait(keys.full(), keys.parity);
-    if (valid < 64 && head.padded) clear_keys(keys.tile(), max(valid, 0));
+    if (valid < S::kBlocks * 64 && head.padded) clear_keys(keys.tile(), max(valid, 0));
     wait(values.full(), values.parity);
-    const uint32_t own_keys = keys.tile() + warpgroup_ * S::kPartBytes;
-    const uint32_t own_values = values.tile() + warpgroup_ * S::kPartBytes;
 
     Turn turn = turn_;
     for (int i = 0; i < head.tiles; ++i) {
       turn = turn_;
       turn_.advance();
       Scores s, dp;
-      begin_scores(s, own_keys, turn, head, i);
-      commit_products();
-      wait(turn.dout_full(), turn.parity);
-      begin_product(dp, own_values, turn.dout());
-      commit_products();
-      wait(turn.rows_full(), turn.parity);
-      wait_products<1>();
-      pin(s);
-      soften(s, turn.rows());
-      pin(s);
-      wait_products<0>();
-      pin(dp);
-      if (i + 1 == head.tiles && warp_leader()) arrive(values.empty());
+      Scores& dq = dp;
       Factor p, ds;
-      differentiate(s, dp, turn.rows() + S::kQueries * 4, p, ds);
-      if (valid < 64) mask(p, ds, valid);
-
-      // dQ of tile `of`, if there is one already
+      // The tile whose dQ is made now, if it is this warpgroup's and there is one already.
       const int of = S::kDelay ? i - 1 : i;
       const Turn of_turn = S::kDelay ? turn.previous() : turn;
-      Scores& dq = dp;
-      if (of >= 0) begin_queries(dq, of, pass);
-      accumulate(dv_, p, turn.dout());
-      if (i == 0) release_stores();
-      wait(turn.scores_empty(), turn.parity ^ 1);
-      store_scores(ds, turn.scores());
-      publish_shared();
-      __syncwarp();
-      if (warp_leader()) arrive(turn.scores_full());
-      accumulate(dk_, ds, turn.queries());
-      commit_products();
-      if (of >= 0) {
-        multiply_queries(dq, of_turn, keys.tile());
+      const bool makes_queries = of >= 0 && owns(of);
+#pragma unroll
+      for (int b = 0; b < S::kBlocks; ++b) {
+        constexpr int kLast = S::kBlocks - 1;
+        begin_scores(s, keys.tile() + part_of(b), turn, head, i);
         commit_products();
+        wait(turn.dout_full(), turn.parity);
+        begin_product(dp, values.tile() + part_of(b), turn.dout());
+        commit_products();
+        wait(turn.rows_full(), turn.parity);
         wait_products<1>();
-      } else {
+        pin(s);
+        soften(s, turn.rows());
+        pin(s);
         wait_products<0>();
+        pin(dp);
+        if (b == kLast && i + 1 == head.tiles && warp_leader()) arrive(values.empty());
+        differentiate(s, dp, turn.rows() + S::kQueries * 4, p, ds);
+        if (valid < 64 * (b + 1)) mask(p, ds, valid - 64 * b);
+        if (b == kLast && makes_queries) begin_queries(dq, of, pass);
+        accumulate(dv_[b], p, turn.dout());
+        if (b == 0) {
+          if (i == 0) release_stores();
+          wait(turn.scores_empty(), turn.parity ^ 1);
+        }
+        store_scores(ds, turn.scores() + part_of(b));
+        if (b == kLast) {
+          publish_shared();
+          __syncwarp();
+          if (warp_leader()) arrive(turn.scores_full());
+        }
+        accumulate(dk_[b], ds, turn.queries());
+        commit_products();
+        if (b == kLast && makes_queries) {
+          multiply_queries(dq, of_turn, keys.tile());
+          commit_products();
+          wait_products<1>();
+        } else {
+          wait_products<0>();
+        }
+        pin(p);
+        pin(ds);
+        pin(dv_[b]);
+        pin(dk_[b]);
       }
-      pin(p);
-      pin(ds);
-      pin(dv_);
-      pin(dk_);
       if (warp_leader()) arrive(turn.empty());
-      if (of < 0) continue;
+      if (!makes_queries) continue;
       wait_products<0>();
       end_queries(dq, of_turn, head, of, pass);
     }
-    if constexpr (S::kDelay) {
+    const int last = head.tiles - 1;
+    if (S::kDelay && owns(last)) {
       Scores dq;
-      begin_queries(dq, head.tiles - 1, pass);
+      begin_queries(dq, last, pass);
       multiply_queries(dq, turn, keys.tile());
       commit_products();
       wait_products<0>();
-      end_queries(dq, turn, head, head.tiles - 1, pass);
+      end_queries(dq, turn, head, last, pass);
     }
     // Neither warpgroup reads dS and keys any more: dV and dK take their places.
     wait(turn.scores_empty(), turn.parity);
+    if constexpr (S::kColumns < S::kGroups)
+      wait(turn.previous().scores_empty(), turn.previous().parity);
 #pragma unroll
-    for (int c = 0; c < S::kColumns; ++c) {
-      stage(dv_ + 32 * c, 1, staged_values(c));
-      stage(dk_ + 32 * c, o_.scale, own_keys + c * S::kKeys * 128);
-    }
+    for (int b = 0; b < S::kBlocks; ++b)
+#pragma unroll
+      for (int c = 0; c < S::kColumns; ++c) {
+        stage(dv_[b] + 32 * c, 1, staged_values(b, c));
+        stage(dk_[b] + 32 * c, o_.scale, keys.tile() + part_of(b) + c * kColumnBytes);
+      }
     publish_shared();
     sync();
     if (leader()) {
-      if (first < o_.tokens)
 #pragma unroll
-        for (int c = 0; c < S::kColumns; ++c) {
-          store_box(o_.dqkv, staged_values(c), 64 * c, head.h, 2, first, head.b);
-          store_box(o_.dqkv, own_keys + c * S::kKeys * 128, 64 * c, head.h, 1, first, head.b);
-        }
+      for (int b = 0; b < S::kBlocks; ++b)
+        if (first + 64 * b < o_.tokens)
+#pragma unroll
+          for (int c = 0; c < S::kColumns; ++c) {
+            store_box(o_.dqkv, staged_values(b, c), 64 * c, head.h, 2, first + 64 * b, head.b);
+            store_box(o_.dqkv, keys.tile() + part_of(b) + c * kColumnBytes, 64 * c, head.h, 1,
+                      first + 64 * b, head.b);
+          }
       commit_stores();
     }
     stored_ = keys.empty();
@@ -126,19 +145,31 @@ class HopperBackwardKeys {
   __device__ __forceinline__ bool leader() const { return threadIdx.x % 128 == 0; }
   __device__ __forceinline__ bool warp_leader() const { return threadIdx.x % 32 == 0; }
   __device__ __forceinline__ void sync() const { warpgroup_sync(1 + warpgroup_); }
-  // Column c of this warpgroup's dV: its own part of one of the two tiles of dS.
-  __device__ __forceinline__ uint32_t staged_values(int c) const {
-    return shared_ + S::kScoresAt + c * S::kTileBytes + warpgroup_ * S::kPartBytes;
+  // Where a block of this warpgroup's keys lies within a column of keys, or of values, and within
+  // dS.
+  __device__ __forceinline__ int part_of(int block) const {
+    return (warpgroup_ * S::kBlocks + block) * S::kPartBytes;
+  }
+  // Column c of dV of a block: the block's own part of one of the two tiles of dS.
+  __device__ __forceinline__ uint32_t staged_values(int block, int c) const {
+    return shared_ + S::kScoresAt + c * S::kScoreBytes + part_of(block);
+  }
+  __device__ __forceinline__ int query_column() const {
+    return S::kColumns == S::kGroups ? warpgroup_ : 0;
+  }
+  __device__ __forceinline__ bool owns(int tile) const {
+    return S::kColumns == S::kGroups || tile % S::kGroups == warpgroup_;
   }
 
-  // Padding may hold what times zero is not zero. Of this warpgroup's keys, from `valid` on.
+  // Padding may hold what times zero is not zero. Of this warpgroup's keys, those from `valid` on.
   __device__ __forceinline__ void clear_keys(uint32_t tile, int valid) const {
-    for (int i = threadIdx.x % 128 + valid * 16; i < 64 * 16; i += 128)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                       tile + warpgroup_ * S::kPartBytes + i % 16 / 8 * S::kKeys * 128 +
-                       i / 16 * 128 + i % 8 * 16),
-                   "r"(0)
-                   : "memory");
+    constexpr int kPieces = S::kDim / 8;
+    for (int i = threadIdx.x % 128 + valid * kPieces; i < S::kBlocks * 64 * kPieces; i += 128)
+      asm volatile(
+          "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+              tile + part_of(0) + i % kPieces / 8 * kColumnBytes + i / kPieces * 128 + i % 8 * 16),
+          "r"(0)
+          : "memory");
     publish_shared();
     sync();
   }
@@ -158,7 +189,7 @@ class HopperBackwardKeys {
     const uint64_t a = matrix_at<128>(own), b = matrix_at<128>(of);
 #pragma unroll
     for (int i = 0; i < 4 * S::kColumns; ++i)
-      WarpgroupProduct<T, 64>::multiply_rows(result, moved(a, i / 4 * S::kKeys * 128 + i % 4 * 32),
+      WarpgroupProduct<T, 64>::multiply_rows(result, moved(a, i / 4 * kColumnBytes + i % 4 * 32),
                                              moved(b, i / 4 * S::kPartBytes + i % 4 * 32), i > 0);
   }
   __device__ __forceinline__ void begin_scores(Scores& s, uint32_t own_keys, const Turn& turn,
@@ -168,8 +199,7 @@ class HopperBackwardKeys {
     begin_product(s, own_keys, turn.queries());
   }
   // sums (64 keys x dims) += factor (64 keys x 64 queries) of (64 queries x dims); not committed.
-  __device__ __forceinline__ void accumulate(float (&sums)[S::kDim / 2], Factor& factor,
-                                             uint32_t of) const {
+  __device__ __forceinline__ void accumulate(Sums& sums, Factor& factor, uint32_t of) const {
     pin(factor);
     pin(sums);
     begin_products();
@@ -222,12 +252,11 @@ class HopperBackwardKeys {
                  : "memory");
     return pair;
   }
-  // dS^T as dS: a column of 64 keys is this warpgroup's.
-  __device__ __forceinline__ void store_scores(const Factor& ds, uint32_t scores) const {
+  // dS^T as dS (64 queries x 64 keys).
+  __device__ __forceinline__ static void store_scores(const Factor& ds, uint32_t part) {
     const int lane = threadIdx.x % 32;
     const int piece = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
-    const uint32_t at = scores + warpgroup_ * S::kPartBytes + (lane / 16 * 8 + lane % 8) * 128 +
-                        (piece ^ lane % 8) * 16;
+    const uint32_t at = part + (lane / 16 * 8 + lane % 8) * 128 + (piece ^ lane % 8) * 16;
 #pragma unroll
     for (int g = 0; g < S::kQueries / 16; ++g)
       store_matrices_transposed(at + g * 16 * 128, ds + 4 * g);
@@ -236,9 +265,9 @@ class HopperBackwardKeys {
   // This lane's place in scratch for dQ of a tile.
   __device__ __forceinline__ float4* partial(int tile) const {
     return o_.partial + blockIdx.x * o_.partial_stride +
-           (tile * 2 + warpgroup_) * (S::kQueries * S::kDim / 8) + threadIdx.x % 128;
+           (tile * S::kColumns + query_column()) * (S::kQueries * 64 / 4) + threadIdx.x % 128;
   }
-  // dQ (64 queries x this warpgroup's 64 dims) of the passes before.
+  // dQ (64 queries x 64 dims) of the passes before.
   __device__ __forceinline__ void begin_queries(Scores& dq, int tile, int pass) const {
     if (pass == 0) {
 #pragma unroll
@@ -255,14 +284,14 @@ class HopperBackwardKeys {
       dq[4 * n + 3] = four.w;
     }
   }
-  // += dS (64 queries x 128 keys) of both warpgroups by keys (128 keys x dims); not committed.
+  // += dS (64 queries x keys) of both warpgroups by keys (keys x dims); not committed.
   __device__ __forceinline__ void multiply_queries(Scores& dq, const Turn& turn,
                                                    uint32_t keys) const {
     wait(turn.scores_full(), turn.parity);
     pin(dq);
     begin_products();
     const uint64_t a = matrix_at<128>(turn.scores());
-    const uint64_t b = matrix_at<128>(keys + warpgroup_ * S::kKeys * 128, S::kKeys * 128);
+    const uint64_t b = matrix_at<128>(keys + query_column() * kColumnBytes, kColumnBytes);
 #pragma unroll
     for (int i = 0; i < S::kKeys / 16; ++i)
       WarpgroupProduct<T, 64>::multiply_columns(dq, moved(a, i / 4 * S::kPartBytes + i % 4 * 32),
@@ -286,7 +315,7 @@ class HopperBackwardKeys {
     publish_shared();
     sync();
     if (leader()) {
-      store_box(o_.dqkv, staged, 64 * warpgroup_, head.h, 0, 64 * tile, head.b);
+      store_box(o_.dqkv, staged, 64 * query_column(), head.h, 0, 64 * tile, head.b);
       commit_stores();
     }
   }
@@ -310,7 +339,7 @@ class HopperBackwardKeys {
   Turn turn_;
   HopperSlot<S> ring_;
   uint32_t stored_ = 0;  // barrier of the keys whose place a store still reads
-  float dk_[S::kDim / 2], dv_[S::kDim / 2];
+  Sums dk_[S::kBlocks], dv_[S::kBlocks];
 };
 #endif
 

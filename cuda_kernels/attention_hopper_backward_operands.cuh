@@ -4,27 +4,30 @@
 
 namespace voltapile::cuda {
 
-// The kernel's choices. kDelay: a warpgroup's share of dQ of a tile of queries comes after the
-// scores of the next tile, so that the warpgroups need not meet in between. kPrefetch: the next
-// head's tiles are brought to L2 during this head's last pass.
-template <bool kDelay_, bool kPrefetch_>
+// The kernel's choices. kBlocks: of 64 keys a warpgroup has in a pass. kDelay: dQ of a tile of
+// queries comes after the scores of the next tile, so that the warpgroups need not meet in between.
+// kPrefetch: the next head's tiles are brought to L2 during this head's last pass.
+template <int kDim_, int kBlocks_, bool kDelay_, bool kPrefetch_>
 struct HopperBackwardShape {
+  static constexpr int kDim = kDim_, kBlocks = kBlocks_;
   static constexpr bool kDelay = kDelay_, kPrefetch = kPrefetch_;
-  static constexpr int kDim = 128, kKeys = 128, kQueries = 64, kGroups = 2;
+  static constexpr int kQueries = 64, kGroups = 2, kKeys = kGroups * kBlocks * 64;
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kRegisters = 232, kCopierRegisters = 40;
 
-  // A tile's rows lie in two columns of 64 numbers, each a swizzled matrix of rows of 128 bytes.
+  // A tile's rows lie in columns of 64 numbers, each a swizzled matrix of rows of 128 bytes.
   static constexpr int kColumns = kDim / 64;
-  static constexpr int kKeyBytes = kKeys * kDim * 2, kTileBytes = kQueries * kDim * 2;
+  static_assert(kDim == 64 * kColumns && kColumns <= kGroups && kKeys <= 256);
   static constexpr int kPartBytes = 64 * 128;  // 64 rows of one column
+  static constexpr int kKeyBytes = kKeys * kDim * 2, kTileBytes = kColumns * kPartBytes;
+  static constexpr int kScoreBytes = kQueries * kKeys * 2;
   // Values and keys pass by turns through a ring of three tiles, so that the next values, and soon
   // after the next keys, come while this pass goes on.
   static constexpr int kSlots = 3;
   static constexpr int kQueriesAt = kSlots * kKeyBytes;
   static constexpr int kDoutAt = kQueriesAt + 2 * kTileBytes;
   static constexpr int kScoresAt = kDoutAt + 2 * kTileBytes;  // dS (queries x keys)
-  static constexpr int kOutAt = kScoresAt + 2 * kTileBytes;
+  static constexpr int kOutAt = kScoresAt + 2 * kScoreBytes;
   static constexpr int kStagingAt = kOutAt + kTileBytes;  // dQ, of each warpgroup
   static constexpr int kRowsAt = kStagingAt + kGroups * kPartBytes;
   static constexpr int kRowsBytes = 2 * kQueries * 4;
@@ -37,7 +40,7 @@ struct HopperBackwardShape {
 };
 
 struct HopperBackwardOperands {
-  // Of qkv (D,H,3,T,B), in boxes of 64 tokens and of 128, of dout and out (D,H,T,B), and of dqkv
+  // Of qkv (D,H,3,T,B), in boxes of 64 tokens and of kKeys, of dout and out (D,H,T,B), and of dqkv
   // (D,H,3,T,B), in boxes of 64; each of 64 numbers of a head.
   CUtensorMap queries, keys, dout, out, dqkv;
   uint4* gradients;    // dqkv
@@ -53,11 +56,11 @@ struct HopperBackwardOperands {
 
 #if VP_HAS_WGMMA
 struct HopperHead {
-  __device__ __forceinline__ HopperHead(const HopperBackwardOperands& o, int head)
+  __device__ __forceinline__ HopperHead(const HopperBackwardOperands& o, int keys, int head)
       : index(head), b(head / o.heads), h(head % o.heads) {
     length = o.lengths ? o.lengths[b] : o.tokens;
     tiles = (length + 63) / 64;
-    passes = (length + 127) / 128;
+    passes = (length + keys - 1) / keys;
     padded = length < o.tokens;
   }
   int index, b, h, length;
@@ -79,7 +82,7 @@ struct HopperTurn {
     return shared + S::kDoutAt + stage * S::kTileBytes;
   }
   __device__ __forceinline__ uint32_t scores() const {
-    return shared + S::kScoresAt + stage * S::kTileBytes;
+    return shared + S::kScoresAt + stage * S::kScoreBytes;
   }
   // lse in powers of two, then rowsum(dO * O), of 64 queries
   __device__ __forceinline__ uint32_t rows() const {

@@ -77,15 +77,16 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, ui
 // The same to L2, of (D,H,3,T,B) and of (D,H,T,B).
 __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int d, int h, int part, int t,
                                              int b) {
-  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(
-                   &map),
-               "r"(d), "r"(h), "r"(part), "r"(t), "r"(b)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map),
+      "r"(d), "r"(h), "r"(part), "r"(t), "r"(b)
+      : "memory");
 }
 __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int d, int h, int t, int b) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map),
-               "r"(d), "r"(h), "r"(t), "r"(b)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map),
+      "r"(d), "r"(h), "r"(t), "r"(b)
+      : "memory");
 }
 // One box of (D,H,T,B).
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, uint32_t barrier,
@@ -175,8 +176,8 @@ __device__ __forceinline__ void pin(R (&r)[kCount]) {
 
 // d (64 x kColumns, f32) = a b + (keep ? d : 0), 16 numbers deep. multiply_rows: a (64 x 16) and b
 // (kColumns x 16) in shared memory. multiply_columns: a in registers or, with a matrix_at(), in
-// shared memory, b (16 x kColumns) in shared memory. A lane's part of d is, for each 8 columns, that
-// of mma.sync's c.
+// shared memory, b (16 x kColumns) in shared memory. A lane's part of d is, for each 8 columns,
+// that of mma.sync's c.
 template <class T, int kColumns>
 struct WarpgroupProduct;
 
@@ -209,7 +210,7 @@ struct WarpgroupProduct;
                    : "l"(a), "l"(b), "r"(keep));                                                 \
     }                                                                                            \
     __device__ __forceinline__ static void multiply_columns(float* d, uint64_t a, uint64_t b,    \
-                                                            int keep) {                             \
+                                                            int keep) {                          \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r2                                      \
                    ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers "}, %" #r0 ", %" #r1    \
                                                                          ", p, 1, 1, 0, 1;\n}\n" \
