@@ -66,6 +66,7 @@ keep_last = 2
 """
 RANKS = 4
 TRAPS_S = 1  # until a job script listens to signals
+PATIENCE_S = 300  # in which any fault is over, and a further step done
 SAMPLES = 200  # of memory and files, at most
 LONG_S = 60  # a run shorter than this is mostly start, and says nothing of growth
 LINE_BYTES = 256  # that the first rank keeps of each step, for metrics.h5
@@ -91,6 +92,7 @@ class Soak:
         self.job, self.log = None, open(folder / "log.txt", "wb", buffering=0)
         self.counts = {}
         self.submitted = 0.0
+        self.newest, self.newest_at = 0, time.monotonic()  # step, and when it was seen first
 
     def submit(self, *settings):
         self.submitted = time.time()
@@ -153,6 +155,10 @@ class Soak:
 
     def keep_going(self):
         """Submits again what stopped on purpose; anything else that ends the job is a failure."""
+        if self.recorded() > self.newest:
+            self.newest, self.newest_at = self.recorded(), time.monotonic()
+        if time.monotonic() - self.newest_at > PATIENCE_S:
+            sys.exit(f"no step since {self.newest} in {PATIENCE_S} s:\n{self.tail()}")
         if self.job.poll() is None:
             return
         if self.job.returncode != 75:
