@@ -32,19 +32,6 @@ __device__ __forceinline__ void copy_keys(const HopperBackwardOperands& o, uint3
   }
 }
 
-// Q, dO and O of tile i of a head, if there is such a one, to L2.
-template <class S>
-__device__ __forceinline__ void prefetch_tile(const HopperBackwardOperands& o, int index, int i) {
-  if (index >= o.all_heads) return;
-  const HopperHead head(o, S::kKeys, index);
-  if (i >= head.tiles) return;
-#pragma unroll
-  for (int c = 0; c < S::kColumns; ++c) {
-    prefetch_box(o.queries, 64 * c, head.h, 0, 64 * i, head.b);
-    prefetch_box(o.dout, 64 * c, head.h, 64 * i, head.b);
-    prefetch_box(o.out, 64 * c, head.h, 64 * i, head.b);
-  }
-}
 template <class S>
 __device__ __forceinline__ void copy_tiles(const HopperBackwardOperands& o, uint32_t shared) {
   HopperTurn<S> turn{shared};
@@ -64,8 +51,6 @@ __device__ __forceinline__ void copy_tiles(const HopperBackwardOperands& o, uint
         for (int c = 0; c < S::kColumns; ++c)
           copy_box(turn.dout() + c * S::kPartBytes, o.dout, turn.dout_full(), 64 * c, head.h,
                    64 * i, head.b);
-        if constexpr (S::kPrefetch)
-          if (pass + 1 == head.passes) prefetch_tile<S>(o, index + gridDim.x, i);
         if (pass > 0) continue;
         wait(out.empty(), out.parity ^ 1);
         arrive_expecting(out.full(), S::kTileBytes);

@@ -52,10 +52,7 @@ class HopperBackwardKeys {
       Scores s, dp;
       Scores& dq = dp;
       Factor p, ds;
-      // The tile whose dQ is made now, if it is this warpgroup's and there is one already.
-      const int of = S::kDelay ? i - 1 : i;
-      const Turn of_turn = S::kDelay ? turn.previous() : turn;
-      const bool makes_queries = of >= 0 && owns(of);
+      const bool makes_queries = owns(i);
 #pragma unroll
       for (int b = 0; b < S::kBlocks; ++b) {
         constexpr int kLast = S::kBlocks - 1;
@@ -74,7 +71,7 @@ class HopperBackwardKeys {
         if (b == kLast && i + 1 == head.tiles && warp_leader()) arrive(values.empty());
         differentiate(s, dp, turn.rows() + S::kQueries * 4, p, ds);
         if (valid < 64 * (b + 1)) mask(p, ds, valid - 64 * b);
-        if (b == kLast && makes_queries) begin_queries(dq, of, pass);
+        if (b == kLast && makes_queries) begin_queries(dq, i, pass);
         accumulate(dv_[b], p, turn.dout());
         if (b == 0) {
           if (i == 0) release_stores();
@@ -89,7 +86,7 @@ class HopperBackwardKeys {
         accumulate(dk_[b], ds, turn.queries());
         commit_products();
         if (b == kLast && makes_queries) {
-          multiply_queries(dq, of_turn, keys.tile());
+          multiply_queries(dq, turn, keys.tile());
           commit_products();
           wait_products<1>();
         } else {
@@ -103,16 +100,7 @@ class HopperBackwardKeys {
       if (warp_leader()) arrive(turn.empty());
       if (!makes_queries) continue;
       wait_products<0>();
-      end_queries(dq, of_turn, head, of, pass);
-    }
-    const int last = head.tiles - 1;
-    if (S::kDelay && owns(last)) {
-      Scores dq;
-      begin_queries(dq, last, pass);
-      multiply_queries(dq, turn, keys.tile());
-      commit_products();
-      wait_products<0>();
-      end_queries(dq, turn, head, last, pass);
+      end_queries(dq, turn, head, i, pass);
     }
     // Neither warpgroup reads dS and keys any more: dV and dK take their places.
     wait(turn.scores_empty(), turn.parity);

@@ -4,13 +4,12 @@
 
 namespace voltapile::cuda {
 
-// The kernel's choices. kBlocks: of 64 keys a warpgroup has in a pass. kDelay: dQ of a tile of
-// queries comes after the scores of the next tile, so that the warpgroups need not meet in between.
-// kPrefetch: the next head's tiles are brought to L2 during this head's last pass.
-template <int kDim_, int kBlocks_, bool kDelay_, bool kPrefetch_>
+// The kernel's choices. kBlocks: of 64 keys a warpgroup has in a pass. Slower on an H200: dQ of a
+// tile of queries one tile later, with no meeting of the warpgroups before; and the next head's
+// tiles brought to L2 ahead.
+template <int kDim_, int kBlocks_>
 struct HopperBackwardShape {
   static constexpr int kDim = kDim_, kBlocks = kBlocks_;
-  static constexpr bool kDelay = kDelay_, kPrefetch = kPrefetch_;
   static constexpr int kQueries = 64, kGroups = 2, kKeys = kGroups * kBlocks * 64;
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kRegisters = 232, kCopierRegisters = 40;

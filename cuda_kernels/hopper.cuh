@@ -74,20 +74,6 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, ui
       "l"(&map), "r"(barrier), "r"(d), "r"(h), "r"(part), "r"(t), "r"(b)
       : "memory");
 }
-// The same to L2, of (D,H,3,T,B) and of (D,H,T,B).
-__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int d, int h, int part, int t,
-                                             int b) {
-  asm volatile(
-      "cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map),
-      "r"(d), "r"(h), "r"(part), "r"(t), "r"(b)
-      : "memory");
-}
-__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int d, int h, int t, int b) {
-  asm volatile(
-      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map),
-      "r"(d), "r"(h), "r"(t), "r"(b)
-      : "memory");
-}
 // One box of (D,H,T,B).
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, uint32_t barrier,
                                          int d, int h, int t, int b) {
