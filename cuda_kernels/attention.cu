@@ -20,7 +20,8 @@ void CudaKernels::attention_backward(TensorView dout, TensorView qkv, TensorView
   const bool done =
       context_.volta()
           ? attention_backward_volta(dout, qkv, lengths, out, lse, dqkv, context_, stream)
-          : attention_backward_tensor(dout, qkv, lengths, out, lse, dqkv, context_, stream);
+          : attention_backward_hopper(dout, qkv, lengths, out, lse, dqkv, context_, stream) ||
+                attention_backward_tensor(dout, qkv, lengths, out, lse, dqkv, context_, stream);
   if (!done) attention_backward_plain(dout, qkv, lengths, out, lse, dqkv, stream);
 }
 

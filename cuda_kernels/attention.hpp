@@ -21,6 +21,10 @@ bool attention_backward_volta(const TensorView& dout, const TensorView& qkv,
 // GPU, in a build without code for sm_90, or where there is no kernel for the case.
 bool attention_hopper(const TensorView& qkv, const TensorView& lengths, const TensorView& out,
                       const TensorView& lse, Context& context, Stream& stream);
+bool attention_backward_hopper(const TensorView& dout, const TensorView& qkv,
+                               const TensorView& lengths, const TensorView& out,
+                               const TensorView& lse, const TensorView& dqkv, Context& context,
+                               Stream& stream);
 
 // Tensor cores of sm_80 and later, f16 and bf16; false, with nothing enqueued, unless the head size
 // is a multiple of 8 from 32 to 128 and all operands start on 16 bytes.

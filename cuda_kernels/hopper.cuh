@@ -74,7 +74,24 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, ui
       "l"(&map), "r"(barrier), "r"(d), "r"(h), "r"(part), "r"(t), "r"(b)
       : "memory");
 }
-// One box of (D,H,T,B); what lies outside is left out.
+// One box of (D,H,T,B).
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, uint32_t barrier,
+                                         int d, int h, int t, int b) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(d), "r"(h), "r"(t), "r"(b)
+      : "memory");
+}
+// What of a box of (D,H,3,T,B) or (D,H,T,B) lies outside is not stored.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t from, int d, int h,
+                                          int part, int t, int b) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group "
+      "[%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
+      "r"(from), "r"(d), "r"(h), "r"(part), "r"(t), "r"(b)
+      : "memory");
+}
 __device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t from, int d, int h,
                                           int t, int b) {
   asm volatile(
@@ -98,6 +115,14 @@ __device__ __forceinline__ void store_matrices(uint32_t address, const Fragment&
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
+}
+
+// Each 8 x 8 matrix as its transpose.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t address, const uint32_t* r) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
 }
 
 // What wgmma takes for a matrix in shared memory whose rows of kRowBytes (32, 64 or 128) lie one
@@ -136,8 +161,9 @@ __device__ __forceinline__ void pin(R (&r)[kCount]) {
 }
 
 // d (64 x kColumns, f32) = a b + (keep ? d : 0), 16 numbers deep. multiply_rows: a (64 x 16) and b
-// (kColumns x 16) in shared memory. multiply_columns: a in registers, b (16 x kColumns) in shared
-// memory. A lane's part of d is, for each 8 columns, that of mma.sync's c.
+// (kColumns x 16) in shared memory. multiply_columns: a in registers or, with a matrix_at(), in
+// shared memory, b (16 x kColumns) in shared memory. A lane's part of d is, for each 8 columns,
+// that of mma.sync's c.
 template <class T, int kColumns>
 struct WarpgroupProduct;
 
@@ -166,6 +192,14 @@ struct WarpgroupProduct;
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r2                                      \
                    ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers "}, %" #r0 ", %" #r1    \
                                                                          ", p, 1, 1, 0, 0;\n}\n" \
+                   : VP_F##registers(d, 0)                                                       \
+                   : "l"(a), "l"(b), "r"(keep));                                                 \
+    }                                                                                            \
+    __device__ __forceinline__ static void multiply_columns(float* d, uint64_t a, uint64_t b,    \
+                                                            int keep) {                          \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r2                                      \
+                   ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers "}, %" #r0 ", %" #r1    \
+                                                                         ", p, 1, 1, 0, 1;\n}\n" \
                    : VP_F##registers(d, 0)                                                       \
                    : "l"(a), "l"(b), "r"(keep));                                                 \
     }                                                                                            \

@@ -17,12 +17,14 @@
 #   VOLTAPILE_LAUNCHER   srun or mpirun; default: srun where Slurm speaks PMIx, else mpirun
 #   VOLTAPILE_RESTARTS   3
 #   VOLTAPILE_PAUSE      10: seconds before the first restart; doubled for each further one
+#   VOLTAPILE_LINGER     30: seconds that mpirun may go on when all that it started has ended
 
 jobscripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 stop_wanted=no # a signal asked for the end
 stop_signal=   # the first that did
 launcher_pid=
 urging_pid=
+lingering_pid=
 job_folder=
 helpers=()     # processes that end with the job
 own_session=() # what makes the launcher deaf to a terminal, if that is wanted
@@ -51,6 +53,31 @@ urge() {
     sleep 3 &
     nap=$!
     wait $nap
+  done
+}
+
+# Open MPI's mpirun has been seen to stand still for good when a rank died while it reported to it.
+# The ranks of its own node are its children, and live as long as those of other nodes: when none
+# has been left for a while, it is ended and the run goes on.
+end_when_alone() { # PID
+  local alone=0 limit=300 nap= # some minutes until the first child is there
+  local linger=${VOLTAPILE_LINGER:-30}
+  local every=$((linger < 5 ? 1 : 5))
+  command -v ps >/dev/null || return 0
+  trap 'kill $nap; exit' TERM
+  while kill -0 "$1" 2>/dev/null; do
+    # shellcheck disable=SC2009 # pgrep does not leave out zombies
+    if ps -o stat= --ppid "$1" | grep -qv '^Z'; then
+      alone=0 limit=$linger
+    elif [ $alone -ge "$limit" ]; then
+      tell "mpirun has nobody left to wait for and does not end: it is ended."
+      kill -KILL "$1"
+      return
+    fi
+    sleep $every &
+    nap=$!
+    wait $nap
+    alone=$((alone + every))
   done
 }
 
@@ -174,13 +201,16 @@ train_once() {
     urge "$launcher_pid" &
     urging_pid=$!
   fi
+  if [ "$launcher" = mpirun ]; then
+    end_when_alone "$launcher_pid" &
+    lingering_pid=$!
+  fi
   code=0
   wait_for "$launcher_pid" || code=$?
   launcher_pid=
-  if [ -n "$urging_pid" ]; then
-    kill "$urging_pid" 2>/dev/null || true
-    urging_pid=
-  fi
+  local helper
+  for helper in $urging_pid $lingering_pid; do kill "$helper" 2>/dev/null || true; done
+  urging_pid='' lingering_pid=''
   code=$(judge "$codes" $code)
 }
 

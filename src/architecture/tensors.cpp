@@ -28,41 +28,46 @@ struct Extents {
 std::vector<Tensor> saved_tensors(const Architecture& a, const Layer& layer, const Sizes& s) {
   const Extents e(a, s);
   std::vector<Tensor> list;
-  const auto add = [&](std::string_view name, Shape shape, DType type) {
-    list.push_back({std::string(name), shape, type});
+  const auto add = [&](std::string_view name, Shape shape) {
+    list.push_back({std::string(name), shape, e.working});
+  };
+  const auto add_exact = [&](std::string_view name, Shape shape, DType type) {
+    list.push_back({std::string(name), shape, type, true});
   };
   const bool keep_cheap = s.recompute != Recompute::selective;
   switch (layer.kind) {
     case LayerKind::embedding: break;
     case LayerKind::block:
-      add("input", {e.rows, e.dim}, e.working);
-      if (keep_cheap) add("norm1", {e.rows, e.dim}, e.working);
-      add("mean1", {e.rows}, e.acc);
-      add("rstd1", {e.rows}, e.acc);
-      add("qkv", {e.full, 3 * e.attention}, e.working);
+      add("input", {e.rows, e.dim});
+      if (keep_cheap) add("norm1", {e.rows, e.dim});
+      add_exact("mean1", {e.rows}, e.acc);
+      add_exact("rstd1", {e.rows}, e.acc);
+      add("qkv", {e.full, 3 * e.attention});
       if (a.model.qk_norm) {
-        if (keep_cheap) add("qkv_normed", {e.full, 3 * e.attention}, e.working);
-        add("qk_stats", {e.full, 2, e.heads, 2}, e.acc);
+        if (keep_cheap) add("qkv_normed", {e.full, 3 * e.attention});
+        add_exact("qk_stats", {e.full, 2, e.heads, 2}, e.acc);
       }
-      add("attention", {e.full, e.attention}, e.working);
-      add("lse", {e.samples, e.heads, e.tokens}, e.acc);
-      if (a.model.layer_scale != 0) add("branch1", {e.rows, e.dim}, e.working);
-      add("middle", {e.rows, e.dim}, e.working);
-      if (keep_cheap) add("norm2", {e.rows, e.dim}, e.working);
-      add("mean2", {e.rows}, e.acc);
-      add("rstd2", {e.rows}, e.acc);
-      add("fc1", {e.full, e.mlp}, e.working);
-      if (keep_cheap) add("gelu", {e.full, e.mlp}, e.working);
-      if (a.model.layer_scale != 0) add("branch2", {e.rows, e.dim}, e.working);
+      if (!s.rebuild_attention) {
+        add("attention", {e.full, e.attention});
+        add_exact("lse", {e.samples, e.heads, e.tokens}, e.acc);
+      }
+      if (a.model.layer_scale != 0) add("branch1", {e.rows, e.dim});
+      add("middle", {e.rows, e.dim});
+      if (keep_cheap) add("norm2", {e.rows, e.dim});
+      add_exact("mean2", {e.rows}, e.acc);
+      add_exact("rstd2", {e.rows}, e.acc);
+      add("fc1", {e.full, e.mlp});
+      if (keep_cheap) add("gelu", {e.full, e.mlp});
+      if (a.model.layer_scale != 0) add("branch2", {e.rows, e.dim});
       break;
-    case LayerKind::head:
-      add("pooled", {e.samples, e.dim}, e.working);
-      add("mean", {e.samples}, e.acc);
-      add("rstd", {e.samples}, e.acc);
-      add("norm", {e.samples, e.dim}, e.working);
-      add("logits", {e.samples, e.classes}, e.working);
-      add("max", {e.samples}, e.acc);
-      add("sums", {e.samples, 3}, e.acc);
+    case LayerKind::head:  // few numbers, and an error in the logits is one in every gradient
+      add_exact("pooled", {e.samples, e.dim}, e.working);
+      add_exact("mean", {e.samples}, e.acc);
+      add_exact("rstd", {e.samples}, e.acc);
+      add_exact("norm", {e.samples, e.dim}, e.working);
+      add_exact("logits", {e.samples, e.classes}, e.working);
+      add_exact("max", {e.samples}, e.acc);
+      add_exact("sums", {e.samples, 3}, e.acc);
       break;
   }
   return list;
@@ -80,9 +85,10 @@ std::vector<Tensor> deferred_tensors(const Architecture& a, const Layer& layer, 
                            {"branch1_gradient", {e.rows, e.dim}, e.working},
                            {"fc1_gradient", {e.full, e.mlp}, e.working},
                            {"branch2_gradient", {e.rows, e.dim}, e.working}};
+  if (with_inputs || s.rebuild_attention)
+    list.push_back({"attention", {e.full, e.attention}, e.working});
   if (with_inputs) {
     list.push_back({"norm1", {e.rows, e.dim}, e.working});
-    list.push_back({"attention", {e.full, e.attention}, e.working});
     list.push_back({"norm2", {e.rows, e.dim}, e.working});
     list.push_back({"gelu", {e.full, e.mlp}, e.working});
   }
@@ -106,6 +112,10 @@ std::vector<Tensor> workspace_tensors(const Architecture& a, const Layer& layer,
       add("branch_gradient", {e.rows, e.dim});
       add("inner_gradient", {e.full, std::max(3 * e.attention, e.mlp)});
       if (s.sequence) add("gathered", {e.full, e.dim});
+      if (s.rebuild_attention) {
+        add("attention", {e.full, e.attention});
+        list.push_back({"lse", {e.samples, e.heads, e.tokens}, e.acc});
+      }
       if (s.recompute == Recompute::selective) {
         add("norm", {e.rows, e.dim});
         if (a.model.qk_norm) add("qkv_normed", {e.full, 3 * e.attention});

@@ -93,12 +93,7 @@ double step_seconds(const Plan& plan, const Hardware& hardware) {
       (homes.activations == ActivationStore::host
            ? hardware.device_to_host_bytes_per_second
            : hardware.copy_bytes_per_second / 3);  // read once as numbers, written as codes
-  constexpr int kSteps = 3;
-  const Timeline timeline = simulate(plan.train.programs, plan.train.shape, costs, kSteps);
-  double ends[kSteps] = {};
-  for (const Span& span : timeline.spans)
-    if (span.instruction.op == Op::norm) ends[span.step] = std::max(ends[span.step], span.end);
-  return ends[kSteps - 1] - ends[kSteps - 2];
+  return steady_state(plan.train.programs, plan.train.shape, costs).step_seconds;
 }
 
 Forecast forecast(const Plan& plan) {

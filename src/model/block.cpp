@@ -39,6 +39,9 @@ Block::Views Block::bind(const LayerMemory& memory, const TensorView& x) const {
   };
   const auto saved = [&](std::string_view name) { return tables_.saved(name, memory); };
   const auto temporary = [&](std::string_view name) { return tables_.temporary(name, memory); };
+  const auto attended = [&](std::string_view name) {
+    return context_->sizes.rebuild_attention ? temporary(name) : saved(name);
+  };
   // Only a split backward has memory for what it defers.
   const auto later = [&](std::string_view name) {
     return memory.deferred != nullptr ? tables_.later(name, memory) : TensorView{};
@@ -53,8 +56,8 @@ Block::Views Block::bind(const LayerMemory& memory, const TensorView& x) const {
                 .qkv = saved("qkv"),
                 .qkv_normed = saved("qkv_normed"),
                 .qk_stats = saved("qk_stats"),
-                .attention = saved("attention"),
-                .lse = saved("lse"),
+                .attention = attended("attention"),
+                .lse = attended("lse"),
                 .branch1 = saved("branch1"),
                 .middle = saved("middle"),
                 .norm2 = saved("norm2"),

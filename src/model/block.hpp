@@ -31,7 +31,7 @@ struct BlockSaved {
   TensorView norm1, mean1, rstd1;   // (R, C), (R), (R); norm1 empty: selective
   TensorView qkv;                   // (B*T, 3c)
   TensorView qkv_normed, qk_stats;  // (B*T, 3c), (B*T, 2, H, 2); qkv_normed empty: selective
-  TensorView attention, lse;        // (B*T, c), (B, H, T)
+  TensorView attention, lse;        // (B*T, c), (B, H, T); rebuild_attention: in workspace
   TensorView branch1;               // (R, C) with LayerScale, before it
   TensorView middle;                // (R, C) y
   TensorView norm2, mean2, rstd2;   // (R, C), (R), (R); norm2 empty: selective

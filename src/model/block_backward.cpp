@@ -125,6 +125,10 @@ void Block::attention_core_backward(const Views& v, const TensorView& dattention
   const BlockParameters& g = v.gradients;
   const BlockSaved& s = v.saved;
   const TensorView normed = w.q_norm_weight && s.qkv_normed ? s.qkv_normed : qk_normed(v);
+  // The gradient of a score is P (dP - delta), dP from v and delta from the output: where v and the
+  // output were rounded apart, their difference is mostly rounding.
+  if (c.sizes.rebuild_attention)
+    c.kernels->attention(as_qkv(normed), {}, as_heads(s.attention), s.lse, *c.stream);
   c.kernels->attention_backward(as_heads(dattention), as_qkv(normed), {}, as_heads(s.attention),
                                 s.lse, as_qkv(dqkv), *c.stream);
   if (!w.q_norm_weight) return;
@@ -133,8 +137,7 @@ void Block::attention_core_backward(const Views& v, const TensorView& dattention
                               g.k_norm_weight, g.k_norm_bias, *c.stream);
 }
 
-// With recomputation the saved tensors are in a segment's buffer that is reused before
-// backward_weight runs.
+// What was rebuilt is in a buffer that is reused before backward_weight runs.
 void Block::keep_linear_inputs(const Views& v) const {
   const auto keep = [&](const TensorView& from, const TensorView& to) {
     if (to) context_->kernels->cast(from, to, *context_->stream);

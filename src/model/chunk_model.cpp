@@ -67,6 +67,8 @@ ChunkModel::Impl::Impl(const ModelContext& model, const ChunkShape& chunk_shape)
            context.sizes.tp, context.tensor->size(), context.tensor->name);
   VP_CHECK(shape.segment_layers == 0 || context.sizes.recompute != Recompute::selective,
            "segments of {} layers with selective recomputation", shape.segment_layers);
+  VP_CHECK(shape.segment_layers == 0 || !context.sizes.rebuild_attention,
+           "segments of {} layers with attention rebuilt", shape.segment_layers);
   for (int layer = shape.first_layer; layer < shape.end_layer; ++layer) {
     layers.push_back(tables_of(layer));
     const Layer& description = context.architecture->layers[static_cast<size_t>(layer)];

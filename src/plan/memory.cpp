@@ -165,13 +165,12 @@ int64_t StoredLayout::drawn_blocks() const {
 StoredLayout stored_layout(const Plan& plan, const Phase& phase, int chunk_number) {
   const Chunk& chunk = plan.chunks[static_cast<size_t>(chunk_number)];
   const bool in_8_bits = plan.deck.memory.activations == ActivationStore::int8;
-  const DType working = phase.sizes.working;
   StoredLayout layout;
   const auto add = [&](Value from, size_t offset, const Tensor& tensor) {
     StoredTensor piece{
         .from = from, .offset = offset, .type = tensor.dtype, .elements = tensor.shape.elements()};
     piece.at = layout.bytes;
-    piece.quantised = in_8_bits && tensor.dtype == working;
+    piece.quantised = in_8_bits && !tensor.exact;
     if (piece.quantised) {
       layout.bytes += aligned(static_cast<size_t>(piece.elements));
       piece.scales_at = layout.bytes;

@@ -271,10 +271,13 @@ Plan make_plan(const Deck& deck, int world_size) {
                       .tp = p.tensor,
                       .sequence = plan.sequence,
                       .working = deck.precision.type,
-                      .recompute = deck.memory.recompute};
+                      .recompute = deck.memory.recompute,
+                      .rebuild_attention = deck.memory.activations == ActivationStore::int8 &&
+                                           deck.memory.recompute != Recompute::layers};
   plan.eval.sizes = plan.train.sizes;
   plan.eval.sizes.micro = plan.deck.eval.batch;
   plan.eval.sizes.recompute = Recompute::none;
+  plan.eval.sizes.rebuild_attention = false;
   if (plan.sequence && !rows_divide(plan.architecture, plan.deck.eval.batch, p.tensor)) {
     plan.eval.sizes.sequence = false;
     plan.notes.push_back(

@@ -1,15 +1,17 @@
 #include <algorithm>
 #include <map>
-#include <tuple>
 
 #include "voltapile/report/report.hpp"
 
+#include "figures.hpp"
 #include "intervals.hpp"
 #include "measured_costs.hpp"
 #include "transfers.hpp"
 
 namespace voltapile {
 namespace {
+
+constexpr int64_t kMostSimulated = 8;  // of a long trace's last steps
 
 bool is(const TraceEvent& event, HostWork work) { return event.name == static_cast<int32_t>(work); }
 bool is(const TraceEvent& event, Op op) { return event.name == static_cast<int32_t>(op); }
@@ -99,51 +101,93 @@ std::vector<OperationShare> operations_of(const Trace& trace) {
 }
 
 // By step, in seconds since the trace began, so that doubles keep nanoseconds.
-std::map<int64_t, std::vector<Span>> spans_of(const Trace& trace) {
+using SpansByStep = std::map<int64_t, std::vector<Span>>;
+
+SpansByStep spans_of_pipeline(const Trace& trace, Coord coord) {
   int64_t begin = 0;
   for (const RankRecord& rank : trace.ranks)
     for (const TraceEvent& event : rank.events)
       begin = begin == 0 ? event.begin_ns : std::min(begin, event.begin_ns);
-  std::map<int64_t, std::vector<Span>> steps;
-  for (size_t rank = 0; rank < trace.ranks.size(); ++rank)
-    for (const TraceEvent& event : trace.ranks[rank].events) {
+  SpansByStep steps;
+  for (coord.pp = 0; coord.pp < trace.mesh.pp; ++coord.pp)
+    for (const TraceEvent& event :
+         trace.ranks[static_cast<size_t>(trace.mesh.rank(coord))].events) {
       if (event.name >= kOpCount) continue;
       const Instruction instruction{static_cast<Op>(event.name), static_cast<Lane>(event.lane),
                                     static_cast<int16_t>(event.chunk),
                                     static_cast<int16_t>(event.micro)};
-      steps[event.step].push_back({static_cast<int>(rank), event.step, instruction,
+      steps[event.step].push_back({coord.pp, event.step, instruction,
                                    1e-9 * static_cast<double>(event.begin_ns - begin),
                                    1e-9 * static_cast<double>(event.end_ns - begin)});
     }
   return steps;
 }
 
-void add_bubble(Analysis& analysis, const Trace& trace, const Plan& plan) {
-  const auto spans = spans_of(trace);
-  int64_t steps = 0;
-  for (const auto& [step, list] : spans) {
-    // What the first step waits for, the updates before it, was not traced.
-    if (spans.size() > 1 && !spans.contains(step - 1)) continue;
-    // Steps overlap with their neighbours only.
-    Timeline timeline;
-    for (int64_t near = step - 1; near <= step + 1; ++near) {
-      const auto at = spans.find(near);
-      if (at == spans.end()) continue;
-      timeline.spans.insert(timeline.spans.end(), at->second.begin(), at->second.end());
-    }
-    const Bubble measured = bubble(timeline, trace.mesh.size(), step);
-    analysis.bubble += measured.fraction;
-    analysis.exposed_optimizer += measured.exposed_optimizer;
-    ++steps;
-  }
-  analysis.bubble /= static_cast<double>(std::max<int64_t>(1, steps));
-  analysis.exposed_optimizer /= static_cast<double>(std::max<int64_t>(1, steps));
+// Whether a step's first instructions wait for what another lane still does for the step before.
+bool updates_reach_over(const Plan& plan) {
+  for (const Program& program : plan.train.programs)
+    for (const Instruction& i : program)
+      if (i.op == Op::gather_weights || (i.op == Op::update && i.lane != Lane::compute))
+        return true;
+  return false;
+}
 
+void measure_bubble(Analysis& analysis, const Trace& trace, const Plan& plan) {
+  std::map<int64_t, Bubble> steps;  // means over the pipelines
+  const double pipelines = plan.mesh.dp * plan.mesh.tp;
+  for (int dp = 0; dp < plan.mesh.dp; ++dp)
+    for (int tp = 0; tp < plan.mesh.tp; ++tp) {
+      const SpansByStep spans = spans_of_pipeline(trace, {0, dp, tp});
+      const bool alone = spans.size() == 1 && !updates_reach_over(plan);
+      for (const auto& [step, list] : spans) {
+        if (!alone && !spans.contains(step - 1)) continue;
+        // Steps overlap with their neighbours only.
+        Timeline timeline;
+        for (int64_t near = step - 1; near <= step + 1; ++near) {
+          const auto at = spans.find(near);
+          if (at == spans.end()) continue;
+          timeline.spans.insert(timeline.spans.end(), at->second.begin(), at->second.end());
+        }
+        const Bubble measured = bubble(timeline, plan.mesh.pp, step);
+        steps[step].fraction += measured.fraction / pipelines;
+        steps[step].exposed_optimizer += measured.exposed_optimizer / pipelines;
+      }
+    }
+  if (steps.empty()) return;
+  std::vector<double> fractions, exposed;
+  for (const auto& [step, measured] : steps) {
+    fractions.push_back(measured.fraction);
+    exposed.push_back(measured.exposed_optimizer);
+  }
+  analysis.bubble = median(fractions);
+  analysis.exposed_optimizer = median(exposed);
+}
+
+Trace one_step(const Trace& trace, int64_t step) {
+  Trace one{.mesh = trace.mesh};
+  for (const RankRecord& rank : trace.ranks) {
+    RankRecord& record = one.ranks.emplace_back();
+    for (const TraceEvent& event : rank.events)
+      if (event.step == step) record.events.push_back(event);
+  }
+  return one;
+}
+
+// Each step by its own times: in a run of typical times nobody would wait for who was late.
+void simulate_bubble(Analysis& analysis, const Trace& trace, const Plan& plan) {
   const MeasuredCosts measured = measured_costs(trace, plan);
   analysis.chunk_seconds = measured.chunk_seconds;
-  const Timeline simulated =
-      simulate(plan.train.programs, plan.train.shape, measured.costs, 2, memory_of(plan));
-  analysis.bubble_simulated = bubble(simulated, plan.mesh.pp, 1).fraction;
+  std::vector<double> fractions, exposed;
+  const int64_t first = std::max(trace.first_step() + 1, trace.end_step() - kMostSimulated);
+  for (int64_t step = std::min(first, trace.end_step() - 1); step < trace.end_step(); ++step) {
+    const Costs costs = measured_costs(one_step(trace, step), plan).costs;
+    const Bubble simulated =
+        steady_state(plan.train.programs, plan.train.shape, costs, memory_of(plan)).bubble;
+    fractions.push_back(simulated.fraction);
+    exposed.push_back(simulated.exposed_optimizer);
+  }
+  analysis.bubble_simulated = median(fractions);
+  analysis.exposed_optimizer_simulated = median(exposed);
   analysis.bubble_formula =
       bubble_formula(plan.deck.parallel.schedule, plan.train.shape, measured.costs);
 }
@@ -186,7 +230,10 @@ Analysis analyse(const Trace& trace, const Plan& plan) {
         rank.busy[static_cast<size_t>(Lane::compute)] / static_cast<double>(analysis.ranks.size());
     analysis.coverage = std::min(analysis.coverage, rank.covered);
   }
-  if (steps > 0) add_bubble(analysis, trace, plan);
+  if (steps > 0) {
+    measure_bubble(analysis, trace, plan);
+    simulate_bubble(analysis, trace, plan);
+  }
   for (const RankRecord& rank : trace.ranks)
     analysis.skew_seconds =
         std::max(analysis.skew_seconds, 2e-9 * static_cast<double>(rank.clock_skew_ns));

@@ -16,10 +16,6 @@ constexpr std::string_view kIndent = "  ";
 constexpr size_t kNameWidth = 13;
 constexpr size_t kMostRanks = 16, kMostOperations = 12;
 
-std::string optional_percent(const std::optional<double>& share) {
-  return share ? show_percent(*share) : "-";
-}
-
 class Report {
  public:
   Report(const Run& run, int columns)
@@ -147,10 +143,16 @@ class Report {
     if (run_.plan.mesh.pp > 1) {
       fact("bubble", format("{} measured; {} simulated with the measured times; {} by the formula "
                             "for equal chunks",
-                            show_percent(a.bubble), show_percent(a.bubble_simulated),
+                            optional_percent(a.bubble), show_percent(a.bubble_simulated),
                             optional_percent(a.bubble_formula)));
-      fact("optimizer", format("{} of a step's forward to backward waits for updates",
-                               show_percent(a.exposed_optimizer)));
+      fact("optimizer",
+           format("{} measured; {} simulated: waits for updates, which are no part of the bubble",
+                  optional_percent(a.exposed_optimizer),
+                  show_percent(a.exposed_optimizer_simulated)));
+      if (!a.bubble)
+        fact("",
+             "not measured: what the step waits for was updated in the step before it, so two "
+             "steps must be recorded");
     }
     fact("accounted",
          format("{} of the wall time on the rank with the least", show_percent(a.coverage)));
@@ -261,7 +263,8 @@ std::string compare(const Run& a, const Run& b) {
     };
     both("step, recorded", &Analysis::step_seconds, show_seconds);
     both("compute busy", &Analysis::compute_busy, show_percent);
-    both("bubble", &Analysis::bubble, show_percent);
+    if (a.analysis->bubble && b.analysis->bubble)
+      row("bubble", *a.analysis->bubble, *b.analysis->bubble, show_percent);
   }
   std::string text = "\n";
   text += table.text(kIndent);

@@ -14,7 +14,7 @@ double mean_over_ranks(const Analysis& analysis, double RankShare::*share) {
 
 void add_trace(Facts& facts, const Analysis& analysis, const Plan& plan) {
   facts.traced = true;
-  facts.bubble = analysis.bubble;
+  facts.bubble = analysis.bubble.value_or(0);
   facts.exposed_reduction = mean_over_ranks(analysis, &RankShare::exposed_reduction);
   facts.data_wait = mean_over_ranks(analysis, &RankShare::data_wait);
   facts.optimizer = mean_over_ranks(analysis, &RankShare::optimizer);

@@ -13,14 +13,14 @@ namespace {
 
 constexpr size_t kLastSteps = 50;
 
+}  // namespace
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
-
-}  // namespace
 
 Throughput throughput(const std::vector<TrainRecord>& train) {
   Throughput result;
@@ -75,5 +75,9 @@ double model_flops(const Plan& plan) {
 }
 
 std::string show_percent(double share) { return format("{:.1f} %", 100 * share); }
+
+std::string optional_percent(const std::optional<double>& share) {
+  return share ? show_percent(*share) : "-";
+}
 
 }  // namespace voltapile

@@ -114,13 +114,16 @@ Json analysis_of(const Analysis& a, bool pipelined) {
   fact("step", show_seconds(a.step_seconds), "wall time of a recorded step");
   fact("compute busy", show_percent(a.compute_busy), "share of the wall time, mean over ranks");
   if (pipelined) {
-    fact("bubble", show_percent(a.bubble),
-         "measured: nothing is computed between a step's first "
-         "forward and last backward");
+    fact("bubble", optional_percent(a.bubble),
+         "measured: nothing is computed between a step's first forward and last backward, and no "
+         "update is waited for");
     fact("simulated", show_percent(a.bubble_simulated), "bubble by simulation with measured times");
     if (a.bubble_formula)
       fact("formula", show_percent(*a.bubble_formula), "bubble by formula for equal chunks");
-    fact("exposed optimizer", show_percent(a.exposed_optimizer), "forward waits for updates");
+    fact("exposed optimizer", optional_percent(a.exposed_optimizer),
+         "measured: updates are waited for");
+    fact("simulated", show_percent(a.exposed_optimizer_simulated),
+         "exposed optimizer by simulation with measured times");
   }
   double exposed = 0, data_wait = 0;
   for (const RankShare& rank : a.ranks) {
@@ -196,7 +199,8 @@ Json comparison_data(const Run& a, const Run& b) {
   if (!a.analysis || !b.analysis) return rows;
   row("step, recorded", a.analysis->step_seconds, b.analysis->step_seconds, show_seconds);
   row("compute busy", a.analysis->compute_busy, b.analysis->compute_busy, show_percent);
-  row("bubble", a.analysis->bubble, b.analysis->bubble, show_percent);
+  if (a.analysis->bubble && b.analysis->bubble)
+    row("bubble", *a.analysis->bubble, *b.analysis->bubble, show_percent);
   for (const OperationShare& x : a.analysis->operations)
     for (const OperationShare& y : b.analysis->operations)
       if (x.name == y.name)

@@ -13,7 +13,10 @@ namespace voltapile {
 
 namespace {
 
+constexpr int kSteadySteps = 3;
+
 double duration(const Instruction& i, const Costs& costs, bool recompute_inside) {
+  if (costs.of) return costs.of(i);
   const double weight = costs.chunk_weight.empty() || i.chunk < 0
                             ? 1
                             : costs.chunk_weight[static_cast<size_t>(i.chunk)];
@@ -165,6 +168,16 @@ Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& sha
             {static_cast<int>(rank), step, programs[rank][position], begin[event], end[event]});
       }
   return timeline;
+}
+
+SteadyState steady_state(const std::vector<Program>& programs, const ScheduleShape& shape,
+                         const Costs& costs, const MemoryOf& memory) {
+  const Timeline timeline = simulate(programs, shape, costs, kSteadySteps, memory);
+  double ends[kSteadySteps] = {};
+  for (const Span& span : timeline.spans)
+    if (span.instruction.op == Op::norm) ends[span.step] = std::max(ends[span.step], span.end);
+  return {ends[kSteadySteps - 1] - ends[kSteadySteps - 2],
+          bubble(timeline, shape.chunks.ranks, kSteadySteps - 1)};
 }
 
 std::optional<double> bubble_formula(std::string_view name, const ScheduleShape& shape,

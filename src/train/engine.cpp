@@ -28,6 +28,7 @@ Engine::Impl::Impl(RankContext& context_, const Phase& phase_)
   host_updates = device.allocate_host(kRing * sizeof(StepState), "step results");
   host_inputs = device.allocate_host(kRing * sizeof(StepInputs), "step inputs");
   host_votes = device.allocate_host(kRing * sizeof(double), "votes");
+  host_ends = device.allocate_host(kRing * sizeof(double), "ends of steps");
   states = reinterpret_cast<StepState*>(arena->at(Value::step_state, -1, -1));
   const auto at = [&](Value value, int index) {
     return arena->at(value, -1, -1) + static_cast<size_t>(index) * sizeof(double);
@@ -210,6 +211,7 @@ StepResult Engine::wait_for_step() {
   impl_->device.wait_on_host(impl_->step_end[ring]);
   StepResult result;
   result.state = reinterpret_cast<const StepState*>(impl_->host_states.data())[ring];
+  result.ended = reinterpret_cast<const double*>(impl_->host_ends.data())[ring];
   result.votes = votes_of(reinterpret_cast<const double*>(impl_->host_votes.data())[ring]);
   // Updates of this step may still run, but everything of the step before has ended: its clocks are
   // final.

@@ -115,7 +115,7 @@ struct Engine::Impl {
       waited_for{};  // by waiting lane: what it has been made to wait for already
 
   // host_updates: what finish_norm decided for updates on the host.
-  Buffer host_states, host_updates, host_inputs, host_votes, host_clocks;
+  Buffer host_states, host_updates, host_inputs, host_votes, host_ends, host_clocks;
   StepState* states = nullptr;  // kRing of them, on the device
   // On the device. `summed` is what norm adds up over the world: slots, then the ranks' votes.
   // `loss` is this rank's, until norm takes it.

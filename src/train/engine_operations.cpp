@@ -234,6 +234,7 @@ void Engine::Impl::norm(Stream& stream, Votes votes) {
   device.copy(reinterpret_cast<std::byte*>(host_update(updated)) + kDecidedAt,
               reinterpret_cast<const std::byte*>(state(updated)) + kDecidedAt,
               sizeof(StepState) - kDecidedAt, stream);
+  device.mark(stream, reinterpret_cast<double*>(host_ends.data()) + ring);
   step_end[ring] = device.record(stream);
 }
 

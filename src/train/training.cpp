@@ -15,6 +15,8 @@ namespace voltapile {
 
 namespace {
 
+constexpr double kAlignSeconds = 10;  // a GPU's clock drifts by tens of microseconds a second
+
 // After each rewind the pictures come in the order, and with the augmentation, of another seed.
 uint64_t data_seed(const Deck& deck, int64_t rewinds) {
   return deck.run.seed + static_cast<uint64_t>(rewinds);
@@ -168,7 +170,8 @@ void Training::finish_step() {
   timers_.add(result.timers);
   stop_ = stop_ || result.votes.stop;
   save_voted_ = save_voted_ || result.votes.save;
-  const double at = now_seconds();
+  // By the lane's clock: this thread may have been held up by issuing the next step meanwhile.
+  const double at = result.ended, looked = now_seconds();
   const TrainRecord record{
       .step = waited_,
       .loss = result.state.loss,
@@ -181,11 +184,15 @@ void Training::finish_step() {
       .skipped = result.state.skip != 0,
   };
   if (recorder_) {
-    recorder_->host_work(HostWork::step_wait, waited_, asked, at);
+    recorder_->host_work(HostWork::step_wait, waited_, asked, looked);
     recorder_->host_work(HostWork::step, waited_, last_step_at_, at);
     recorder_->step_waited(engine_, waited_);
   }
   last_step_at_ = at;
+  if (looked - aligned_at_ >= kAlignSeconds) {
+    context_.device().align_clock();
+    aligned_at_ = looked;
+  }
   longest_step_ = std::max(longest_step_, record.seconds);
   const bool first = watch_.stage() == Stage::first_step;
   watch_.step_done(waited_, first ? 0 : record.seconds);

@@ -67,7 +67,7 @@ def pytorch(arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--layout", choices=layouts(4), default="pipeline")
+    parser.add_argument("--layout", choices=layouts(4, 1), default="pipeline")
     parser.add_argument("--ranks", type=int, choices=(1, 2, 4), default=4)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--micro", type=int, default=2)

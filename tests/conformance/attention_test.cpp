@@ -207,6 +207,10 @@ TEST_P(Attention, many_heads) {
   std::vector<int64_t> lengths;
   for (int64_t b = 0; b < 36; ++b) lengths.push_back(b % 9 == 0 ? 133 - b : 1 + b);
   expect_both_ways({36, 133, 4, 128}, lengths);
+  if (kMostTokens < 300) return;
+  lengths.clear();
+  for (int64_t b = 0; b < 17; ++b) lengths.push_back(b % 6 == 0 ? 300 - b : 1 + 9 * b);
+  for (int64_t dim : {64, 72}) expect_both_ways({17, 300, 4, dim}, lengths);
 }
 
 TEST_P(Attention, long_sequences) {

@@ -104,6 +104,24 @@ def test_one_ctrl_c_saves_and_stops(job):
     assert "good." in job.good("verify", job.folder / "runs/small")
 
 
+def test_an_mpirun_that_stands_still_without_ranks_is_ended(job):
+    process = start(job, "mpirun.sh", job.deck(LONG), VOLTAPILE_LINGER="2", VOLTAPILE_RESTARTS="0")
+    wait_for_training(job, process)
+    started = below(process.pid)
+    (mpirun,) = named(started, "mpirun")
+    os.kill(mpirun, signal.SIGSTOP)  # as in a deadlock: it does not even notice that they end
+    wrappers = [int(pid) for pid in open(f"/proc/{mpirun}/task/{mpirun}/children").read().split()]
+    for wrapper in wrappers:
+        os.kill(wrapper, 9)
+    try:
+        code, out = finish(process)
+    except subprocess.TimeoutExpired:
+        os.kill(mpirun, 9)
+        raise
+    assert code == 5, out
+    assert out.count("mpirun has nobody left to wait for") == 1, out
+
+
 @pytest.mark.parametrize("victim", ["script", "mpirun", "run_rank"])
 def test_no_rank_outlives_what_started_it(job, victim):
     process = start(job, "mpirun.sh", job.deck(LONG), VOLTAPILE_RESTARTS="0")
@@ -312,9 +330,7 @@ def test_an_lsf_job_ends_with_the_code_that_puts_it_back(job):
 def sweep(job, *arguments):
     options = ["--time", "10m", "--tasks-per-node", "4"]
     line = [SCRIPTS / "sweep.sh", "--dry", *arguments, "--", *options]
-    return subprocess.run(
-        line, cwd=job.folder, env=job.environment, capture_output=True, text=True
-    )
+    return subprocess.run(line, cwd=job.folder, env=job.environment, capture_output=True, text=True)
 
 
 def test_the_runs_of_a_sweep_never_share_a_name(job):

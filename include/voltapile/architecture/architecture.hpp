@@ -67,6 +67,7 @@ struct Tensor {  // a named intermediate
   std::string name;
   Shape shape;
   DType dtype = DType::f32;
+  bool exact = false;  // keeps its type where others are stored in 8 bits
   size_t bytes() const { return static_cast<size_t>(shape.elements()) * bytes_of(dtype); }
 };
 
@@ -83,6 +84,9 @@ struct Sizes {
   bool sequence = false;  // rows divided over tp outside attention and MLP
   DType working = DType::f32;
   Recompute recompute = Recompute::none;
+  // Attention's output and log-sum-exps are not kept: backward computes them from the q, k and v
+  // that it reads. Not with segments, which compute everything anew.
+  bool rebuild_attention = false;
 };
 
 struct Architecture {

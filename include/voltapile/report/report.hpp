@@ -45,8 +45,11 @@ struct Analysis {
   std::vector<OperationShare> operations;  // longest first
   std::vector<RankShare> ranks;
   double compute_busy = 0, coverage = 0;  // mean and least over ranks
-  double bubble = 0, exposed_optimizer = 0;
-  double bubble_simulated = 0;           // simulate() fed with the measured times
+  // Medians over the recorded steps, means over ranks. Empty where the updates that the one
+  // recorded step waits for are not in the trace.
+  std::optional<double> bubble, exposed_optimizer;
+  // Of simulate()'s steady state, fed with the measured times of each of the last steps: medians.
+  double bubble_simulated = 0, exposed_optimizer_simulated = 0;
   std::optional<double> bubble_formula;  // with the measured times
   std::vector<double> chunk_seconds;     // by chunk: compute of one micro-batch, forward to weights
   // Transfers between ranks: a receive that ends before its send began would be a clock's fault.

@@ -78,6 +78,8 @@ struct Costs {
   double offload = 0;                // offload_gradients, and fetch_weights
   double disk = 0;                   // a chunk's state or weights from or to nvme
   std::vector<double> chunk_weight;  // multiplies compute costs of a chunk
+  // Where given, simulate() takes these times instead of all above. A transfer asks for its send.
+  std::function<double(const Instruction&)> of;
 };
 // Which memory of a rank holds a value: equal numbers share it, so they wait for each other; -1 is
 // memory of its own.
@@ -88,6 +90,15 @@ using MemoryOf = std::function<int(int rank, Value value, int chunk, int micro)>
 // there is room for every value. Throws Error(failure) when the programs cannot end.
 Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& shape,
                   const Costs& costs, int steps = 1, const MemoryOf& memory = {});
+
+// Of training programs: the last of as many simulated steps as it takes until updates that reach
+// into the next step do so alike in each.
+struct SteadyState {
+  double step_seconds = 0;
+  Bubble bubble;
+};
+SteadyState steady_state(const std::vector<Program>& programs, const ScheduleShape& shape,
+                         const Costs& costs, const MemoryOf& memory = {});
 
 // (p-1)/(m+p-1) for gpipe and 1f1b, (p-1)/(v m+p-1) for interleaved and breadth_first, and for
 // zero_bubble_h1 (p-1)(F+I-W) / (m(F+I+W) + (p-1)(F+I-W)) (Qi et al., "Zero bubble pipeline

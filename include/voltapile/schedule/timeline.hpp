@@ -21,12 +21,18 @@ struct Timeline {
   std::vector<Span> spans;
 };
 
-// Compute-lane idle time between a step's first forward and last backward, less waits on `update`,
-// over that time; mean over ranks. (Exposed optimizer is the part that waits on `update`.)
+// Compute-lane idle time of a step, between its first forward and its last backward, over that
+// time; mean over ranks. Each idle moment is one of two things:
+// * exposed optimizer: the rank's next instruction has its input and waits for its weights, for an
+//   update or for a copy or gather that brings them; or its input is not there because the rank
+//   that makes it waits for weights at that moment, and so on along the pipeline;
+// * bubble: all else, such as filling and draining the pipeline, and transfers.
+// So an update that ends before the input comes is not exposed.
 struct Bubble {
   double fraction = 0, exposed_optimizer = 0;
-  std::vector<double> per_rank;
+  std::vector<double> per_rank;  // of `fraction`
 };
+// `timeline` is of one pipeline, and holds the step before `step` too where that updated something.
 Bubble bubble(const Timeline& timeline, int ranks, int64_t step);
 
 }  // namespace voltapile

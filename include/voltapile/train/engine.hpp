@@ -116,6 +116,7 @@ struct Votes {
 // What a step left behind, read once the step has been waited for.
 struct StepResult {
   StepState state;
+  double ended = 0;  // seconds on the clock of now_seconds(): when its norm was there, on all ranks
   SummaryTimers timers;  // of the step before it, the last one whose lanes have all ended
   Votes votes;           // all ranks'
 };

@@ -96,6 +96,7 @@ struct Use {
   ChunkShape shape;
   Recompute recompute;
   bool split;
+  bool rebuild_attention = false;
 };
 
 void PrintTo(const Use& use, std::ostream* out) { *out << use.name; }
@@ -105,7 +106,8 @@ class ChunkMemoryUse : public testing::TestWithParam<Use> {};
 TEST_P(ChunkMemoryUse, StaysInsideWhatIsCounted) {
   const Use& use = GetParam();
   const Architecture a = architecture();
-  const Sizes sizes{.micro = 3, .recompute = use.recompute};
+  const Sizes sizes{
+      .micro = 3, .recompute = use.recompute, .rebuild_attention = use.rebuild_attention};
   const auto solo = make_solo();
   const auto device = make_cpu_device(1);
   Stream& stream = device->stream(Lane::compute);
@@ -172,6 +174,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Use{"whole_model", {0, 7}, Recompute::none, false},
                     Use{"whole_model_split", {0, 7}, Recompute::none, true},
                     Use{"whole_model_selective_split", {0, 7}, Recompute::selective, true},
+                    Use{"whole_model_rebuilt", {0, 7}, Recompute::none, false, true},
+                    Use{"whole_model_rebuilt_split", {0, 7}, Recompute::none, true, true},
                     Use{"segments_of_2", {0, 7, 2}, Recompute::layers, false},
                     Use{"segments_of_2_split", {0, 7, 2}, Recompute::layers, true},
                     Use{"first_chunk", {0, 3}, Recompute::none, false},

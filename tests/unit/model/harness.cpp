@@ -33,7 +33,7 @@ struct Runner::Impl {
 
   Impl(const Architecture& architecture, const Options& o, Communicator& t)
       : a(architecture), options(o), tensor(t) {
-    sizes = {o.micro, tensor.size(), o.sequence, o.working, o.recompute};
+    sizes = {o.micro, tensor.size(), o.sequence, o.working, o.recompute, o.rebuild_attention};
     step_state.loss_scale = o.loss_scale;
     ModelContext context{&a, &device->kernels(), &device->stream(Lane::compute), &tensor, sizes};
     context.seed = 8;  // drop path at 0.4 keeps some samples of a micro-batch and drops others
@@ -140,7 +140,32 @@ struct Runner::Impl {
         chunks[c].model->forward(micro_step(m), memory(c, m));
   }
 
+  // As a plan with memory.activations = "int8" stores a micro-batch and brings it back.
+  void store(const Chunk& chunk, const Micro& micro) {
+    const ChunkLayers layers{chunk.shape.first_layer, chunk.shape.end_layer,
+                             chunk.shape.segment_layers};
+    Stream& stream = device->stream(Lane::compute);
+    Rounding rounding{.seed = options.stored_seed};
+    for (const PlacedTensor& placed : chunk_saved(a, layers, sizes).tensors) {
+      if (placed.tensor.exact) continue;
+      const int64_t n = placed.tensor.shape.elements();
+      const int64_t blocks = (n + kQuantiseBlock - 1) / kQuantiseBlock;
+      const Buffer codes = device->allocate(static_cast<size_t>(n), "codes");
+      const Buffer scales = device->allocate(static_cast<size_t>(blocks) * sizeof(float), "scales");
+      const TensorView view{micro.saved.data() + placed.offset, placed.tensor.dtype, {n}};
+      const TensorView bytes{codes.data(), DType::u8, {n}};
+      const TensorView scale{scales.data(), DType::f32, {blocks}};
+      device->kernels().quantise_8bit(view, rounding, bytes, scale, stream);
+      device->kernels().dequantise_8bit(bytes, scale, view, stream);
+      wait();
+      rounding.first_index += blocks * kQuantiseBlock;
+    }
+  }
+
   void backward() {
+    if (options.stored_seed)
+      for (const Chunk& chunk : chunks)
+        for (const Micro& micro : chunk.micros) store(chunk, micro);
     for (size_t m = 0; m < batches.size(); ++m) {
       for (size_t c = chunks.size(); c-- > 0;) {
         ChunkModel& model = *chunks[c].model;

@@ -3,6 +3,7 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct Options {
   int64_t micro = 2;  // samples
   bool sequence = false;
   Recompute recompute = Recompute::none;
+  bool rebuild_attention = false;
+  std::optional<uint64_t> stored_seed{};  // what is saved goes through 8 bits, rounded with it
   int segment_layers = 0;
   bool split_backward = false;
   bool training = true;

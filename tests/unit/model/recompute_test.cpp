@@ -63,6 +63,18 @@ TEST_P(SameBits, WithSelectiveRecomputation) {
   }
 }
 
+TEST_P(SameBits, WithAttentionRebuilt) {
+  for (Recompute recompute : {Recompute::none, Recompute::selective}) {
+    for (bool split : {false, true}) {
+      Options options = options_;
+      options.rebuild_attention = true;
+      options.recompute = recompute;
+      options.split_backward = split;
+      expect_same_bits(options, format("split {}", split));
+    }
+  }
+}
+
 TEST_P(SameBits, WithASplitBackward) {
   Options options = options_;
   options.split_backward = true;

@@ -1,6 +1,8 @@
 // What a deck becomes: chunks, resolved values, memory by name.
 #include "voltapile/plan/plan.hpp"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "../../support/sample_deck.hpp"
@@ -211,7 +213,8 @@ TEST(Memory, ACheckpointTakesItsPoolOrACopyOfTheState) {
   EXPECT_EQ(line(make_plan(deck)), 0u);
 }
 
-// Saved tensors and the input wait in a byte an element and a scale a block.
+// Saved tensors and the input wait in a byte an element and a scale a block, attention's output in
+// none.
 TEST(Memory, EightBitActivationsTakeAboutAQuarterOfF32) {
   Deck deck = test::sample_deck();
   deck.model.dim = 256;
@@ -224,8 +227,23 @@ TEST(Memory, EightBitActivationsTakeAboutAQuarterOfF32) {
   EXPECT_EQ(bytes(make_plan(deck), Value::stored), 0);
   deck.memory.activations = ActivationStore::int8;
   const Plan plan = make_plan(deck);
-  EXPECT_NEAR(bytes(plan, Value::stored) / working, 0.26, 0.02);
+  EXPECT_NEAR(bytes(plan, Value::stored) / working, 0.234, 0.005);
   EXPECT_LT(bytes(plan, Value::saved), 0.2 * working);
+  const std::vector<StoredTensor> pieces = stored_layout(plan, plan.train, 0).pieces;
+  const auto quantised = std::count_if(pieces.begin(), pieces.end(),
+                                       [](const StoredTensor& piece) { return piece.quantised; });
+  EXPECT_EQ(quantised, 4 * 7) << "of each block the input, norms, qkv, the sum, fc1 and GELU";
+  EXPECT_EQ(pieces.size(), size_t{4 * (7 + 4) + 7}) << "statistics and the head's stay exact";
+}
+
+TEST(Memory, OfEightBitsLeavesAttentionToBeRebuilt) {
+  Deck deck = test::sample_deck();
+  EXPECT_FALSE(make_plan(deck).train.sizes.rebuild_attention);
+  deck.memory.activations = ActivationStore::int8;
+  EXPECT_TRUE(make_plan(deck).train.sizes.rebuild_attention);
+  EXPECT_FALSE(make_plan(deck).eval.sizes.rebuild_attention);
+  deck.memory.recompute = Recompute::layers;  // which rebuilds everything
+  EXPECT_FALSE(make_plan(deck).train.sizes.rebuild_attention);
 }
 
 TEST(Plan, IsAPureFunctionOfItsDeck) {

@@ -70,6 +70,17 @@ TEST_F(RunFolderOnDisk, TellsWhatThereIsAndWhatIsMissing) {
   EXPECT_THROW(read_run(root_), Error);
 }
 
+TEST_F(RunFolderOnDisk, SaysWhatIsMissingWhereTheBubbleIsNotMeasured) {
+  deck_.memory.optimizer = Home::host;
+  write_deck_and_metrics(10, folder_);
+  write_trace(folder_);
+  EXPECT_EQ(describe(read_run(folder_)).find("not measured"), std::string::npos);
+  write_trace(folder_, 1);
+  const std::string text = describe(read_run(folder_));
+  for (const char* part : {"- measured", "not measured:"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+}
+
 TEST_F(RunFolderOnDisk, SpeaksOfGpusOnlyWhereTheyWereSampled) {
   const auto data_of = [&](const voltapile::Run& run) {
     const std::string html = page({run}), open = "id=\"data\">";

@@ -14,7 +14,7 @@ namespace voltapile::test {
 
 inline constexpr int64_t kBegin = 1'790'000'000'000'000'000;
 
-// `plan` has one data and one tensor rank. Steps are numbered from `first`.
+// Every pipeline of the mesh goes that way. Steps are numbered from `first`.
 inline Trace simulated_trace(const Plan& plan, const Timeline& timeline, int64_t first = 5) {
   Trace trace{.mesh = plan.mesh, .deck = write_deck(plan.deck)};
   const auto ns = [](double seconds) { return kBegin + std::llround(seconds * 1e9); };
@@ -22,7 +22,7 @@ inline Trace simulated_trace(const Plan& plan, const Timeline& timeline, int64_t
     RankRecord record{.place = plan.mesh.rank_text(rank), .host = format("node{}", rank / 2)};
     std::map<int64_t, double> step_end;
     for (const Span& span : timeline.spans) {
-      if (span.rank != rank) continue;
+      if (span.rank != plan.mesh.coord(rank).pp) continue;
       const Instruction& i = span.instruction;
       const InstructionCost cost = cost_of(plan, i);
       record.events.push_back({static_cast<int32_t>(i.op), static_cast<int32_t>(i.lane), i.chunk,
@@ -40,7 +40,7 @@ inline Trace simulated_trace(const Plan& plan, const Timeline& timeline, int64_t
                                 .resident_bytes = 100'000'000 + 1000 * step});
       begin = end;
     }
-    for (const MemoryLine& line : plan.memory(rank))
+    for (const MemoryLine& line : plan.memory(plan.mesh.coord(rank).pp))
       record.memory.push_back(
           {kBegin, line.name, static_cast<int64_t>(line.bytes), line.home == Home::device ? 0 : 1});
     trace.ranks.push_back(std::move(record));

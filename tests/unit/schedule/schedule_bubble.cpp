@@ -145,12 +145,95 @@ TEST(Simulation, waits_on_updates_are_exposed_optimizer_and_no_bubble) {
   EXPECT_DOUBLE_EQ(bubble(timeline, 1, 0).exposed_optimizer, 0);
 }
 
+// Two chunks on each of two ranks, two micro-batches, updates of 10 on the host. From the norm on:
+// rank 0: update 0 to 10 to 20; F 10 11 12, waits for its update, F 20 21 22, B 25 27 29, 29 31 33
+// rank 1: update 0 to 10 to 20; F 11 12 13, waits for rank 0,     F 21 22 23, B 23 25 27, 27 29 31
+TEST(Simulation, waits_on_the_updates_of_another_rank_are_exposed_optimizer_too) {
+  const ScheduleShape shape{cyclic_chunks(2, 2), 2, {.optimizer = Home::host}};
+  Costs costs;
+  costs.update = 10;
+  const auto programs = lowered("breadth_first", shape);
+  const SteadyState state = steady_state(programs, shape, costs);
+  EXPECT_DOUBLE_EQ(state.step_seconds, 33);
+  EXPECT_DOUBLE_EQ(state.bubble.exposed_optimizer, (8 + 7) / 2. / 23);
+  EXPECT_DOUBLE_EQ(state.bubble.fraction, (3 + 4) / 2. / 23);
+  EXPECT_DOUBLE_EQ(state.bubble.per_rank[0], 3. / 23);
+  EXPECT_DOUBLE_EQ(state.bubble.per_rank[1], 4. / 23) << "F of 20 to 21 on rank 0 is waited for";
+}
+
+// The last rank's update ends 1.5 after the first forward began, half a forward before its input.
+TEST(Simulation, an_update_that_ends_before_the_input_comes_is_not_exposed) {
+  const ScheduleShape shape{cyclic_chunks(3, 1), 4, {.optimizer = Home::host}};
+  Costs costs;
+  costs.of = [](const Instruction& i) {
+    if (i.op == Op::update) return i.chunk == 2 ? 6.5 : 5;
+    return i.op == Op::forward ? 1 : i.op == Op::backward ? 2 : 0.;
+  };
+  const Bubble result = steady_state(lowered("gpipe", shape), shape, costs).bubble;
+  EXPECT_DOUBLE_EQ(result.exposed_optimizer, 0);
+  EXPECT_NEAR(result.fraction, *bubble_formula("gpipe", shape, {}), 1e-15);
+}
+
+TEST(Simulation, takes_each_instructions_own_time_where_there_is_one) {
+  const ScheduleShape shape{cyclic_chunks(2, 1), 2};
+  Costs costs;
+  costs.of = [](const Instruction& i) {
+    return i.op == Op::send_activation ? 4 : i.op == Op::forward ? 1 + i.micro : 0.;
+  };
+  const Timeline timeline = simulate(lowered("gpipe", shape), shape, costs);
+  EXPECT_EQ(when(timeline, 0, Op::forward, 0, 1), Times(1, 3));
+  EXPECT_EQ(when(timeline, 1, Op::receive_activation, 1, 0), Times(1, 5));
+  EXPECT_EQ(when(timeline, 1, Op::forward, 1, 1), Times(9, 11));
+}
+
+TEST(SteadyState, is_reached) {
+  int exposed = 0;
+  for (const std::string& name : schedule_names())
+    for (ScheduleShape shape : shape_grid(name))
+      for (const bool early : {false, true}) {
+        shape.homes.optimizer = Home::host;
+        shape.early_updates = early;
+        const auto programs = lowered(name, shape);
+        for (const double update : {3., 20.}) {
+          Costs costs;
+          costs.transfer = 0.1;
+          costs.offload = 0.3;
+          costs.update = update;
+          const SteadyState state = steady_state(programs, shape, costs);
+          const Timeline timeline = simulate(programs, shape, costs, 9);
+          const Bubble later = bubble(timeline, shape.chunks.ranks, 8);
+          const double seconds = when(timeline, 0, Op::norm, -1, -1, 8).second -
+                                 when(timeline, 0, Op::norm, -1, -1, 7).second;
+          ASSERT_NEAR(state.step_seconds, seconds, 1e-9) << show(name, shape);
+          ASSERT_NEAR(state.bubble.fraction, later.fraction, 1e-9) << show(name, shape);
+          ASSERT_NEAR(state.bubble.exposed_optimizer, later.exposed_optimizer, 1e-9)
+              << show(name, shape);
+          exposed += later.exposed_optimizer > 0.05;
+        }
+      }
+  EXPECT_GT(exposed, 100);
+}
+
 TEST(Simulation, norm_waits_for_every_rank) {
   const ScheduleShape shape{cyclic_chunks(3, 1), 4};
   const Timeline timeline = simulate(lowered("1f1b", shape), shape, {});
   const double end = when(timeline, 0, Op::backward, 0, 3).second;
   for (int rank = 0; rank < 3; ++rank)
     EXPECT_EQ(when(timeline, rank, Op::norm, -1, -1), Times(end, end));
+}
+
+// Rank 0 is done with step 3 at 20 and waits for an update; rank 1 goes on to 24.
+TEST(Bubble, has_no_part_in_waits_of_the_next_step) {
+  const auto span = [](int64_t step, int rank, Op op, Lane lane, double begin, double end) {
+    return Span{rank, step, {op, lane, static_cast<int16_t>(rank), 0}, begin, end};
+  };
+  const Lane compute = Lane::compute;
+  const Timeline timeline{
+      {span(3, 0, Op::forward, compute, 10, 14), span(3, 1, Op::forward, compute, 14, 18),
+       span(3, 0, Op::backward, compute, 14, 20), span(3, 1, Op::backward, compute, 18, 24),
+       span(3, 0, Op::update, Lane::host, 20, 30), span(4, 0, Op::forward, compute, 30, 34)}};
+  EXPECT_DOUBLE_EQ(bubble(timeline, 2, 3).exposed_optimizer, 0);
+  EXPECT_DOUBLE_EQ(bubble(timeline, 2, 3).fraction, 4. / 14);
 }
 
 TEST(Bubble, is_idle_time_between_first_forward_and_last_backward) {
