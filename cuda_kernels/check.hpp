@@ -1,6 +1,5 @@
 // Every CUDA call is checked; a failure says which call, and what the library said.
 #pragma once
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
 #include "voltapile/base/error.hpp"
@@ -8,7 +7,6 @@
 namespace voltapile::cuda {
 
 [[noreturn]] void throw_cuda(cudaError_t code, const char* call);
-[[noreturn]] void throw_cublas(cublasStatus_t code, const char* call);
 
 }  // namespace voltapile::cuda
 
@@ -16,9 +14,4 @@ namespace voltapile::cuda {
   do {                                                                           \
     if (const cudaError_t vp_code = (call); vp_code != cudaSuccess) [[unlikely]] \
       ::voltapile::cuda::throw_cuda(vp_code, #call);                             \
-  } while (false)
-#define VP_CUBLAS(call)                                                                       \
-  do {                                                                                        \
-    if (const cublasStatus_t vp_code = (call); vp_code != CUBLAS_STATUS_SUCCESS) [[unlikely]] \
-      ::voltapile::cuda::throw_cublas(vp_code, #call);                                        \
   } while (false)

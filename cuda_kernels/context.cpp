@@ -122,9 +122,6 @@ void throw_cuda(cudaError_t code, const char* call) {
   throw Error(code == cudaErrorMemoryAllocation ? ExitCode::does_not_fit : ExitCode::failure,
               format("{}: {} ({})", call, cudaGetErrorString(code), cudaGetErrorName(code)));
 }
-void throw_cublas(cublasStatus_t code, const char* call) {
-  throw Error(ExitCode::failure, format("{}: {}", call, cublasLtGetStatusString(code)));
-}
 
 size_t used_bytes_of(const std::string& bus_id) {
   const Nvml* nvml = Nvml::instance();

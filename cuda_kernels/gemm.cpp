@@ -12,8 +12,18 @@
 #include "stream.hpp"
 #include "tuning.hpp"
 
+#define VP_CUBLAS(call)                                                                       \
+  do {                                                                                        \
+    if (const cublasStatus_t vp_code = (call); vp_code != CUBLAS_STATUS_SUCCESS) [[unlikely]] \
+      throw_cublas(vp_code, #call);                                                           \
+  } while (false)
+
 namespace voltapile::cuda {
 namespace {
+
+[[noreturn]] void throw_cublas(cublasStatus_t code, const char* call) {
+  throw Error(ExitCode::failure, format("{}: {}", call, cublasLtGetStatusString(code)));
+}
 
 constexpr int kCandidates = 16;  // proposals asked for; the library has about 8
 constexpr int kRounds = 5;       // timings of each, of which the median counts

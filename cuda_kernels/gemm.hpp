@@ -5,6 +5,8 @@
 #include <map>
 #include <memory>
 
+#include <cublasLt.h>
+
 #include "context.hpp"
 
 namespace voltapile::cuda {

@@ -2,7 +2,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -117,7 +116,7 @@ struct CudaOptions {
   KernelPath kernels = KernelPath::automatic;
   // Where the choices of matrix-product algorithms are kept, so that a resumed run makes the same
   // ones and gives the same bits; empty: nowhere.
-  std::filesystem::path tuning_file;
+  std::string tuning_file;
 };
 // cuda_kernels/ or its twin src/device/no_cuda.cpp, whichever was linked.
 bool cuda_is_built();

@@ -1,6 +1,7 @@
 // What the conformance suite cannot see of the GPU's matrix products: choices of algorithms,
 // graphs, and the kernel that stands in where the library has no algorithm.
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
