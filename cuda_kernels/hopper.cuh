@@ -119,10 +119,9 @@ __device__ __forceinline__ void store_matrices(uint32_t address, const Fragment&
 
 // Each 8 x 8 matrix as its transpose.
 __device__ __forceinline__ void store_matrices_transposed(uint32_t address, const uint32_t* r) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
-      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-      : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
 }
 
 // What wgmma takes for a matrix in shared memory whose rows of kRowBytes (32, 64 or 128) lie one
