@@ -1,4 +1,5 @@
 // What 8 bits between forward and backward do to gradients.
+#include <algorithm>
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -78,6 +79,31 @@ TEST_F(Stored, ScoresHaveGradientsThatAttentionRebuiltKeepsPrecise) {
   EXPECT_LT(rebuilt.each, 0.03);
   EXPECT_LT(rebuilt.mean, rebuilt.each / 2) << "16 draws of mean zero leave a quarter";
   EXPECT_GT(kept.each, 2 * rebuilt.each) << "an output rounded apart from v: no matter?";
+}
+
+// A bias of all keys moves no score against another, so its gradient is zero: that of a row's
+// scores, P (dP - delta), has the sum zero where P, v and the output belong together.
+TEST_F(Stored, KeysHaveABiasWhoseGradientStaysZero) {
+  const auto keys_over_queries = [&](bool rebuild_attention) {
+    Options options = options_;
+    options.rebuild_attention = rebuild_attention;
+    options.stored_seed = 1;
+    const Values gradients = run_solo(a_, options, weights_, micros_).gradients;
+    double largest = 0;
+    for (int block = 0; block < a_.model.depth; ++block) {
+      const std::vector<double>& bias = gradients.at(format("blocks.{}.attn.qkv.bias", block));
+      const size_t dim = bias.size() / 3;
+      double queries = 0, keys = 0;
+      for (size_t i = 0; i < dim; ++i) {
+        queries += bias[i] * bias[i];
+        keys += bias[dim + i] * bias[dim + i];
+      }
+      largest = std::max(largest, std::sqrt(keys / queries));
+    }
+    return largest;
+  };
+  EXPECT_LT(keys_over_queries(true), 1e-4);
+  EXPECT_GT(keys_over_queries(false), 1e-2) << "an output rounded apart from v: no matter?";
 }
 
 // In f32 they have the type of what is stored in 8 bits.
