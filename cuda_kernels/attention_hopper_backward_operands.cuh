@@ -56,13 +56,13 @@ struct HopperBackwardOperands {
 #if VP_HAS_WGMMA
 struct HopperHead {
   __device__ __forceinline__ HopperHead(const HopperBackwardOperands& o, int keys, int head)
-      : index(head), b(head / o.heads), h(head % o.heads) {
+      : b(head / o.heads), h(head % o.heads) {
     length = o.lengths ? o.lengths[b] : o.tokens;
     tiles = (length + 63) / 64;
     passes = (length + keys - 1) / keys;
     padded = length < o.tokens;
   }
-  int index, b, h, length;
+  int b, h, length;
   int tiles, passes;  // of queries; over keys
   bool padded;
 };

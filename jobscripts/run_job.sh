@@ -60,16 +60,18 @@ urge() {
 # The ranks of its own node are its children, and live as long as those of other nodes: when none
 # has been left for a while, it is ended and the run goes on.
 end_when_alone() { # PID
-  local alone=0 limit=300 nap= # some minutes until the first child is there
+  local alone=0 limit=300 nap='' children='' # some minutes until the first child is there
   local linger=${VOLTAPILE_LINGER:-30}
-  local every=$((linger < 5 ? 1 : 5))
-  command -v ps >/dev/null || return 0
+  local every=$((linger < 5 ? 1 : 5)) # at least that long: it may be just about to end
+  ps -o stat= --ppid $$ >/dev/null 2>&1 || return 0 # one that cannot say whose child a process is
+  trap '' USR1
   trap 'kill $nap; exit' TERM
   while kill -0 "$1" 2>/dev/null; do
-    # shellcheck disable=SC2009 # pgrep does not leave out zombies
-    if ps -o stat= --ppid "$1" | grep -qv '^Z'; then
-      alone=0 limit=$linger
-    elif [ $alone -ge "$limit" ]; then
+    children=$(ps -o stat= --ppid "$1")
+    [ -z "$children" ] || limit=$linger
+    if [ -n "$children" ] && grep -qv '^Z' <<<"$children"; then # one that is no zombie
+      alone=0
+    elif [ $alone -ge "$limit" ] && [ $alone -gt 0 ]; then
       tell "mpirun has nobody left to wait for and does not end: it is ended."
       kill -KILL "$1"
       return

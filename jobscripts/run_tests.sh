@@ -54,8 +54,9 @@ begin_as() {
   shift 2
   if [ -f "$folder/build.ninja" ] || [ ! -f "$other/build.ninja" ]; then return 0; fi
   rm -rf "$folder"
-  cp -a "$other" "$folder"
-  meson setup --reconfigure "$folder" "$@" >"$folder/setup.log" 2>&1 || rm -rf "$folder"
+  # Without build.ninja an interrupted copy is no folder to go on with.
+  { cp -a "$other" "$folder" && rm "$folder/build.ninja" &&
+    meson setup --reconfigure "$folder" "$@" >"$folder/setup.log" 2>&1; } || rm -rf "$folder"
 }
 
 stages=()

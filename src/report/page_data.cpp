@@ -116,14 +116,14 @@ Json analysis_of(const Analysis& a, bool pipelined) {
   if (pipelined) {
     fact("bubble", optional_percent(a.bubble),
          "measured: nothing is computed between a step's first forward and last backward, and no "
-         "update is waited for");
-    fact("simulated", show_percent(a.bubble_simulated), "bubble by simulation with measured times");
+         "weights are waited for");
+    fact("bubble, simulated", show_percent(a.bubble_simulated), "with measured times");
     if (a.bubble_formula)
       fact("formula", show_percent(*a.bubble_formula), "bubble by formula for equal chunks");
     fact("exposed optimizer", optional_percent(a.exposed_optimizer),
          "measured: updates are waited for");
-    fact("simulated", show_percent(a.exposed_optimizer_simulated),
-         "exposed optimizer by simulation with measured times");
+    fact("exposed optimizer, simulated", show_percent(a.exposed_optimizer_simulated),
+         "with measured times");
   }
   double exposed = 0, data_wait = 0;
   for (const RankShare& rank : a.ranks) {

@@ -20,7 +20,6 @@ namespace fs = std::filesystem;
 
 constexpr int kMeetings = 16;
 constexpr double kPublishSeconds = 1;
-constexpr double kAlignSeconds = 0.2;
 // Publishing rewrites the file, so it may take this share of the time at most.
 constexpr double kPublishShare = 0.02;
 // Rows that a rank keeps before it asks to publish: 64 MB.
@@ -102,7 +101,6 @@ Recorder::Recorder(const RankContext& context, Communicator& control, fs::path r
                            [&](const std::string& name) { return name == clocks.front(); });
   unix_ns_ = std::stoll(control.gather_text(std::to_string(unix_ns_less_clock())).front());
   first_offset_ = measure_offset();
-  if (first_ < end_) context.device().align_clock();  // the first step may be recorded
   agree(control, [&] {
     if (control.rank() == 0 && (first_ < end_ || gpus_are_sampled_)) set_earlier_aside();
   });
@@ -176,14 +174,13 @@ void Recorder::note_memory() {
       {now, "driver and libraries", static_cast<int64_t>(device.overhead_bytes()), 0});
 }
 
+// Steps are issued ahead.
+bool Recorder::records_soon(int64_t step) const {
+  return step + Engine::kRing >= first_ && step < end_;
+}
+
 void Recorder::step_waited(const Engine& engine, int64_t step) {
   if (sampler_) sampler_->set_step(step);
-  // Steps are issued ahead; and clocks drift, but not by much in a fifth of a second.
-  if (step + Engine::kRing >= first_ && step < end_ &&
-      now_seconds() - aligned_at_ >= kAlignSeconds) {
-    context_.device().align_clock();
-    aligned_at_ = now_seconds();
-  }
   take(engine, step - 1);
   if (!records(step - 1)) return;
   bool due = step == end_;

@@ -35,6 +35,8 @@ class Recorder {
   void host_work(HostWork what, int64_t step, double begin, double end);
   // `step` was waited for, so the one before it has ended on every lane.
   void step_waited(const Engine& engine, int64_t step);
+  // Whether a step is recorded that may be issued before the next one is waited for.
+  bool records_soon(int64_t step) const;
   // The engine was drained after `step`, the last one.
   void finish(const Engine& engine, int64_t step);
 
@@ -58,7 +60,7 @@ class Recorder {
   bool one_clock_ = true;               // all ranks read the clock of one machine
   int64_t unix_ns_ = 0;                 // rank 0's now_seconds() to time since 1970
   ClockOffset first_offset_;
-  double published_at_ = 0, publishing_seconds_ = 0, aligned_at_ = 0;
+  double published_at_ = 0, publishing_seconds_ = 0;
 
   // Seconds of this rank's clock, until they are published.
   struct Row {

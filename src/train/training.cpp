@@ -14,8 +14,8 @@
 namespace voltapile {
 
 namespace {
-
-constexpr double kAlignSeconds = 10;  // a GPU's clock drifts by tens of microseconds a second
+// After which a GPU's clock is set anew: it drifts by tens of microseconds a second.
+constexpr double kSeconds = 10, kRecordedSeconds = 0.2;
 
 // After each rewind the pictures come in the order, and with the augmentation, of another seed.
 uint64_t data_seed(const Deck& deck, int64_t rewinds) {
@@ -89,14 +89,14 @@ void Training::start(const std::optional<std::filesystem::path>& checkpoint,
       metrics_->add(*rewind);
       publish_metrics(Attempt::one_of_many);
     }
-    if (!options_.quiet) {
-      progress_ =
-          std::make_unique<Progress>(issued_, total_, deck.run.log_every, output_is_terminal());
-    }
+    const auto every = deck.run.log_every;
+    if (!options_.quiet)
+      progress_ = std::make_unique<Progress>(issued_, total_, every, output_is_terminal());
   }
   if (Recorder::is_wanted(context_))
     recorder_.emplace(context_, control_, saver_.checkpoints().parent_path(), issued_,
                       data_.samples);
+  align_clock();
   // Everybody is ready before the clock starts.
   control_.barrier();
   began_ = last_save_at_ = last_step_at_ = now_seconds();
@@ -118,6 +118,11 @@ void Training::show_wait_for_save(RankState& state) const {
   for (LaneState& lane : state.lanes)
     if (lane.begun && (lane.lane == name_of(Lane::host) || lane.lane == name_of(Lane::disk)))
       lane.what += " (which waits until the checkpoint has that chunk's state)";
+}
+
+void Training::align_clock() {
+  context_.device().align_clock();
+  aligned_at_ = now_seconds();
 }
 
 void Training::judge(const TrainRecord& record, const StepState& state) {
@@ -171,7 +176,7 @@ void Training::finish_step() {
   stop_ = stop_ || result.votes.stop;
   save_voted_ = save_voted_ || result.votes.save;
   // By the lane's clock: this thread may have been held up by issuing the next step meanwhile.
-  const double at = result.ended, looked = now_seconds();
+  const double at = std::max(result.ended, last_step_at_), looked = now_seconds();
   const TrainRecord record{
       .step = waited_,
       .loss = result.state.loss,
@@ -189,10 +194,8 @@ void Training::finish_step() {
     recorder_->step_waited(engine_, waited_);
   }
   last_step_at_ = at;
-  if (looked - aligned_at_ >= kAlignSeconds) {
-    context_.device().align_clock();
-    aligned_at_ = looked;
-  }
+  const double every = recorder_ && recorder_->records_soon(waited_) ? kRecordedSeconds : kSeconds;
+  if (looked - aligned_at_ >= every) align_clock();
   longest_step_ = std::max(longest_step_, record.seconds);
   const bool first = watch_.stage() == Stage::first_step;
   watch_.step_done(waited_, first ? 0 : record.seconds);

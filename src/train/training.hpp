@@ -71,6 +71,7 @@ class Training {
     engine_.drain();
   }
   bool leads() const { return folder_ != nullptr; }
+  void align_clock();  // the device's with now_seconds()
   void judge(const TrainRecord& record, const StepState& state);
   [[noreturn]] void give_up(const DivergenceJudge::Verdict& verdict);
 
@@ -100,7 +101,7 @@ class Training {
   int64_t rewinds_ = 0;  // of the whole run: it gives the order of the data
   bool stop_ = false, save_voted_ = false;
   double began_ = 0, last_save_at_ = 0, last_step_at_ = 0, longest_step_ = 0, longest_save_ = 0;
-  double aligned_at_ = 0;  // the device's clock with the host's
+  double aligned_at_ = 0;
   TrainSummary summary_;
   Watch::Subject watched_;  // the last: gone before what it looks at
 };

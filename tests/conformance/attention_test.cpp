@@ -201,8 +201,13 @@ TEST_P(Attention, padding_is_left_out_and_zero) {
   }
 }
 
-// Enough heads that a thread block of a GPU works on several, of very different lengths.
+// Enough heads that each multiprocessor of a GPU has one; then several, of very different lengths.
 TEST_P(Attention, many_heads) {
+  if (GetParam().backend == Backend::cuda) {
+    for (int64_t dim = 32; dim <= 128; dim += 8) expect_both_ways({17, 65 + dim % 5, 4, dim});
+    for (int64_t dim : {64, 128}) expect_both_ways({17, 197, 4, dim});
+    for (int64_t dim : {64, 80, 128}) expect_both_ways({17, 257, 4, dim});
+  }
   expect_both_ways({40, 7, 8, 64});
   std::vector<int64_t> lengths;
   for (int64_t b = 0; b < 36; ++b) lengths.push_back(b % 9 == 0 ? 133 - b : 1 + b);

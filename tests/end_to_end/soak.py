@@ -155,20 +155,23 @@ class Soak:
 
     def keep_going(self):
         """Submits again what stopped on purpose; anything else that ends the job is a failure."""
-        if self.recorded() > self.newest:
-            self.newest, self.newest_at = self.recorded(), time.monotonic()
-        if time.monotonic() - self.newest_at > PATIENCE_S:
-            sys.exit(f"no step since {self.newest} in {PATIENCE_S} s:\n{self.tail()}")
+        self.expect_progress()
         if self.job.poll() is None:
             return
         if self.job.returncode != 75:
             sys.exit(f"the job ended with {self.job.returncode}:\n{self.tail()}")
         self.submit()
 
+    def expect_progress(self):
+        if self.recorded() > self.newest:
+            self.newest, self.newest_at = self.recorded(), time.monotonic()
+        if time.monotonic() - self.newest_at > PATIENCE_S:
+            sys.exit(f"no step since {self.newest} in {PATIENCE_S} s:\n{self.tail()}")
+
     def tail(self):
         return (self.folder / "log.txt").read_text(errors="replace")[-4000:]
 
-    def endure(self, minutes, between):
+    def endure(self, alone, minutes, between):
         end = time.monotonic() + 60 * minutes
         self.submit()
         while time.monotonic() < end:
@@ -181,6 +184,8 @@ class Soak:
                 self.counts[kind] = self.counts.get(kind, 0) + 1
             time.sleep(0.2)
             self.keep_going()
+            if alone.job.poll() is not None:
+                sys.exit(f"the run without faults ended with {alone.job.returncode}")
         self.stop()
 
     def stop(self):
@@ -200,7 +205,10 @@ class Soak:
         """Goes on to a step without a fault, and ends there."""
         if self.saved() < step:
             self.submit("--set", f"run.steps={step}")
-            if self.job.wait() != 0:
+            while self.job.poll() is None:
+                self.expect_progress()
+                time.sleep(1)
+            if self.job.returncode != 0:
                 sys.exit(f"the job does not reach step {step}:\n{self.tail()}")
 
     def trains(self, saved):
@@ -275,12 +283,17 @@ class Alone:
 
     def stop_past(self, step):
         """With a checkpoint at or behind this step; the step."""
+        newest, newest_at = 0, time.monotonic()
         while recorded(self.run) < step and self.job.poll() is None:
+            if recorded(self.run) > newest:
+                newest, newest_at = recorded(self.run), time.monotonic()
+            if time.monotonic() - newest_at > PATIENCE_S:
+                sys.exit(f"the run without faults did no step since {newest} in {PATIENCE_S} s")
             time.sleep(1)
         if self.job.poll() is None:
             self.job.send_signal(signal.SIGUSR1)
         self.seconds = time.monotonic() - self.began
-        if self.job.wait() != 75 or saved(self.run) != recorded(self.run):
+        if self.job.wait(timeout=PATIENCE_S) != 75 or saved(self.run) != recorded(self.run):
             log = (self.folder / "log.txt").read_text(errors="replace")[-4000:]
             sys.exit(f"the run without faults ended with {self.job.returncode}:\n{log}")
         self.watcher.join()
@@ -311,7 +324,7 @@ def main():
     soak = Soak(folder.resolve(), options.seed)
     alone = Alone(soak)
     try:
-        soak.endure(options.minutes, options.between)
+        soak.endure(alone, options.minutes, options.between)
         endured = soak.saved()
         steps = alone.stop_past(endured)
         soak.reach(steps)

@@ -34,6 +34,7 @@ std::vector<std::vector<std::string>> layouts() {
        "parallel.chunks=2", "optimizer.zero=1", "memory.recompute=\"selective\""},
       {"parallel.pipeline=2", "parallel.schedule=\"zero_bubble_h1\"", "memory.recompute=\"layers\"",
        "memory.checkpoint_every=2"},
+      {"parallel.pipeline=2", "parallel.schedule=\"zero_bubble_h1\""},
   };
   if (testing::test_device() == "cuda" && !testing::full_tests()) all.resize(2);
   return all;

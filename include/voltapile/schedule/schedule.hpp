@@ -91,8 +91,8 @@ using MemoryOf = std::function<int(int rank, Value value, int chunk, int micro)>
 Timeline simulate(const std::vector<Program>& programs, const ScheduleShape& shape,
                   const Costs& costs, int steps = 1, const MemoryOf& memory = {});
 
-// Of training programs: the last of as many simulated steps as it takes until updates that reach
-// into the next step do so alike in each.
+// Of training programs: the third simulated step, to which updates of the steps before reach as in
+// any later one.
 struct SteadyState {
   double step_seconds = 0;
   Bubble bubble;
