@@ -169,7 +169,7 @@ def chromium():
 
 def browse(folder, page, *options):
     command = [chromium(), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    command += [f"--user-data-dir={folder / 'chromium'}", "--virtual-time-budget=4000"]
+    command += [f"--user-data-dir={folder / 'chromium'}", "--virtual-time-budget=15000"]
     command += ["--enable-logging=stderr", *options, f"file://{page}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     faults = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
