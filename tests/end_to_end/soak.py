@@ -92,7 +92,7 @@ class Soak:
         self.job, self.log = None, open(folder / "log.txt", "wb", buffering=0)
         self.counts = {}
         self.submitted = 0.0
-        self.newest, self.newest_at = 0, time.monotonic()  # step, and when it was seen first
+        self.patience = Patience(self.run)
 
     def submit(self, *settings):
         self.submitted = time.time()
@@ -163,10 +163,8 @@ class Soak:
         self.submit()
 
     def expect_progress(self):
-        if self.recorded() > self.newest:
-            self.newest, self.newest_at = self.recorded(), time.monotonic()
-        if time.monotonic() - self.newest_at > PATIENCE_S:
-            sys.exit(f"no step since {self.newest} in {PATIENCE_S} s:\n{self.tail()}")
+        if self.patience.is_over():
+            sys.exit(f"no step since {self.patience.newest} in {PATIENCE_S} s:\n{self.tail()}")
 
     def tail(self):
         return (self.folder / "log.txt").read_text(errors="replace")[-4000:]
@@ -240,12 +238,32 @@ def sample(process):
 
 
 def recorded(run):
-    return max(losses(run), default=0) if run.exists() else 0
+    """Newest step of a run that may be about to write its first line, or within a line."""
+    try:
+        lines = (run / "metrics.jsonl").read_text().split("\n")[:-1]
+    except FileNotFoundError:
+        return 0
+    return max(
+        (line["step"] for line in map(json.loads, lines) if line["kind"] == "train"), default=0
+    )
 
 
 def saved(run):
     latest = run / "checkpoints/latest"
     return int(os.readlink(latest).split("_")[1]) if latest.is_symlink() else 0
+
+
+class Patience:
+    """With a run that should do a further step now and then."""
+
+    def __init__(self, run):
+        self.run, self.newest, self.since = run, 0, time.monotonic()
+
+    def is_over(self):
+        step = recorded(self.run)
+        if step > self.newest:
+            self.newest, self.since = step, time.monotonic()
+        return time.monotonic() - self.since > PATIENCE_S
 
 
 class Alone:
@@ -283,12 +301,10 @@ class Alone:
 
     def stop_past(self, step):
         """With a checkpoint at or behind this step; the step."""
-        newest, newest_at = 0, time.monotonic()
+        patience = Patience(self.run)
         while recorded(self.run) < step and self.job.poll() is None:
-            if recorded(self.run) > newest:
-                newest, newest_at = recorded(self.run), time.monotonic()
-            if time.monotonic() - newest_at > PATIENCE_S:
-                sys.exit(f"the run without faults did no step since {newest} in {PATIENCE_S} s")
+            if patience.is_over():
+                sys.exit(f"no step since {patience.newest} in {PATIENCE_S} s without faults")
             time.sleep(1)
         if self.job.poll() is None:
             self.job.send_signal(signal.SIGUSR1)
