@@ -100,25 +100,23 @@ std::vector<OperationShare> operations_of(const Trace& trace) {
   return shares;
 }
 
-// By step, in seconds since the trace began, so that doubles keep nanoseconds.
+// By step, in seconds since one of the pipeline's events, so that doubles keep nanoseconds.
 using SpansByStep = std::map<int64_t, std::vector<Span>>;
 
 SpansByStep spans_of_pipeline(const Trace& trace, Coord coord) {
-  int64_t begin = 0;
-  for (const RankRecord& rank : trace.ranks)
-    for (const TraceEvent& event : rank.events)
-      begin = begin == 0 ? event.begin_ns : std::min(begin, event.begin_ns);
+  std::optional<int64_t> begin;
   SpansByStep steps;
   for (coord.pp = 0; coord.pp < trace.mesh.pp; ++coord.pp)
     for (const TraceEvent& event :
          trace.ranks[static_cast<size_t>(trace.mesh.rank(coord))].events) {
       if (event.name >= kOpCount) continue;
+      if (!begin) begin = event.begin_ns;  // near enough to all others
       const Instruction instruction{static_cast<Op>(event.name), static_cast<Lane>(event.lane),
                                     static_cast<int16_t>(event.chunk),
                                     static_cast<int16_t>(event.micro)};
       steps[event.step].push_back({coord.pp, event.step, instruction,
-                                   1e-9 * static_cast<double>(event.begin_ns - begin),
-                                   1e-9 * static_cast<double>(event.end_ns - begin)});
+                                   1e-9 * static_cast<double>(event.begin_ns - *begin),
+                                   1e-9 * static_cast<double>(event.end_ns - *begin)});
     }
   return steps;
 }
