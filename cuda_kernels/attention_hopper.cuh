@@ -66,10 +66,7 @@ __device__ __forceinline__ void clear_padding(uint32_t values, int valid, int ba
   for (int i = threadIdx.x % 128 + valid * kPieces; i < S::kKeys * kPieces; i += 128) {
     const int row = i / kPieces, piece = i % kPieces, column = piece / 8;
     const int width = column < S::kColumns ? 128 : S::kTailBytes;
-    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(values + column * S::kKeys * 128 +
-                                                                  row * width + piece % 8 * 16),
-                 "r"(0)
-                 : "memory");
+    store_zeros(values + column * S::kKeys * 128 + row * width + piece % 8 * 16);
   }
   publish_shared();
   warpgroup_sync(barrier);

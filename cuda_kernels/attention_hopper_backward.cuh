@@ -162,10 +162,7 @@ class HopperRowSums {
   __device__ __forceinline__ void clear(uint32_t tile, int valid) const {
     constexpr int kPieces = S::kDim / 8;
     for (int i = max(valid, first_) * kPieces + lane_; i < (first_ + 32) * kPieces; i += 32)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                       tile + i % kPieces / 8 * S::kPartBytes + i / kPieces * 128 + i % 8 * 16),
-                   "r"(0)
-                   : "memory");
+      store_zeros(tile + i % kPieces / 8 * S::kPartBytes + i / kPieces * 128 + i % 8 * 16);
   }
   // Gradients of padding where no tile of the head reaches.
   __device__ __forceinline__ void clear_gradients(const HopperHead& head) const {

@@ -153,11 +153,8 @@ class HopperBackwardKeys {
   __device__ __forceinline__ void clear_keys(uint32_t tile, int valid) const {
     constexpr int kPieces = S::kDim / 8;
     for (int i = threadIdx.x % 128 + valid * kPieces; i < S::kBlocks * 64 * kPieces; i += 128)
-      asm volatile(
-          "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-              tile + part_of(0) + i % kPieces / 8 * kColumnBytes + i / kPieces * 128 + i % 8 * 16),
-          "r"(0)
-          : "memory");
+      store_zeros(tile + part_of(0) + i % kPieces / 8 * kColumnBytes + i / kPieces * 128 +
+                  i % 8 * 16);
     publish_shared();
     sync();
   }

@@ -48,6 +48,9 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
   while (!phase_ended(barrier, parity)) {}
 }
 
+__device__ __forceinline__ void store_zeros(uint32_t address) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
 // Shared memory written by this thread, for the copy engine and wgmma.
 __device__ __forceinline__ void publish_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
