@@ -30,7 +30,7 @@ template <class S>
 __device__ __forceinline__ void copy_keys_and_values(const HopperOperands& o, uint32_t shared) {
   HopperRing<S> ring{shared};
   for (int index = blockIdx.x; index < o.items; index += gridDim.x) {
-    const HopperItem item(o, S::kKeys, index);
+    const auto item = HopperItem::of(o, S::kKeys, index);
     for (int i = 0; i < item.key_tiles; ++i)
 #pragma unroll
       for (int part = 1; part < 3; ++part) {
@@ -45,7 +45,7 @@ template <class S>
 __device__ __forceinline__ void copy_queries(const HopperOperands& o, uint32_t shared) {
   int warpgroup = 0, turn = 0;
   for (int index = blockIdx.x; index < o.items; index += gridDim.x) {
-    const HopperItem item(o, S::kKeys, index);
+    const auto item = HopperItem::of(o, S::kKeys, index);
     for (int i = 0; i < item.count; ++i) {
       const HopperQueries<S> queries(shared, warpgroup, turn);
       wait(queries.empty(), queries.parity ^ 1);
@@ -89,7 +89,7 @@ __device__ __forceinline__ void attend(const HopperOperands& o, uint32_t shared,
     stored = 0;
   };
   for (int index = blockIdx.x; index < o.items; index += gridDim.x) {
-    const HopperItem item(o, S::kKeys, index);
+    const auto item = HopperItem::of(o, S::kKeys, index);
     bool passed = false;  // whether this warpgroup has let the item's keys and values go
     for (; next < item.count; next += S::kGroups) {
       const bool last = next + S::kGroups >= item.count;

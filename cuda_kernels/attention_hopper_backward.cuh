@@ -17,7 +17,7 @@ template <class S>
 __device__ __forceinline__ void copy_keys(const HopperBackwardOperands& o, uint32_t shared) {
   HopperSlot<S> slot{shared};
   for (int index = blockIdx.x; index < o.all_heads; index += gridDim.x) {
-    const HopperHead head(o, S::kKeys, index);
+    const HopperBackwardHead head(o, S::kKeys, index);
     for (int pass = 0; pass < head.passes; ++pass)
 #pragma unroll
       for (int part = 2; part > 0; --part) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void copy_tiles(const HopperBackwardOperands& o, uint
   HopperTurn<S> turn{shared};
   HopperOut<S> out{shared};
   for (int index = blockIdx.x; index < o.all_heads; index += gridDim.x) {
-    const HopperHead head(o, S::kKeys, index);
+    const HopperBackwardHead head(o, S::kKeys, index);
     for (int pass = 0; pass < head.passes; ++pass)
       for (int i = 0; i < head.tiles; ++i, turn.advance()) {
         wait(turn.empty(), turn.parity ^ 1);
@@ -80,7 +80,7 @@ class HopperRowSums {
                                  static_cast<int64_t>(o_.tiles) * (S::kQueries * S::kDim / 4)) +
         first_ + lane_;
     for (int index = blockIdx.x; index < o_.all_heads; index += gridDim.x) {
-      const HopperHead head(o_, S::kKeys, index);
+      const HopperBackwardHead head(o_, S::kKeys, index);
       if (head.padded) clear_gradients(head);
       const float* const lse = o_.lse + static_cast<int64_t>(index) * o_.tokens;
       for (int pass = 0; pass < head.passes; ++pass)
@@ -165,7 +165,7 @@ class HopperRowSums {
       store_zeros(tile + i % kPieces / 8 * S::kPartBytes + i / kPieces * 128 + i % 8 * 16);
   }
   // Gradients of padding where no tile of the head reaches.
-  __device__ __forceinline__ void clear_gradients(const HopperHead& head) const {
+  __device__ __forceinline__ void clear_gradients(const HopperBackwardHead& head) const {
     const int pieces = o_.dim / 8;
 #pragma unroll
     for (int part = 0; part < 3; ++part) {
