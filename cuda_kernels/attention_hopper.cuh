@@ -203,8 +203,7 @@ __global__ __launch_bounds__(S::kThreads, 1) void attention_hopper_kernel(
 #if VP_HAS_WGMMA
   extern __shared__ __align__(1024) unsigned char memory[];
   const uint32_t shared = shared_address(memory);
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-  if (threadIdx.x == 0) {
+  const auto prepare = [&] {
     prefetch_map(o.queries);
     prefetch_map(o.keys);
     prefetch_map(o.out);
@@ -218,17 +217,13 @@ __global__ __launch_bounds__(S::kThreads, 1) void attention_hopper_kernel(
       barrier_init(queries.full, 1);
       barrier_init(queries.empty(), 1);
     }
-    barriers_ready();
-  }
-  __syncthreads();
-  if (warp < 4) {
-    leave_registers<S::kCopierRegisters>();
+  };
+  const auto copy = [&](int) {
     if (threadIdx.x == 0) copy_keys_and_values<S>(o, shared);
     else if (threadIdx.x == 32) copy_queries<S>(o, shared);
-  } else {
-    take_registers<S::kRegisters>();
-    attend<T, S>(o, shared, warp / 4 - 1);
-  }
+  };
+  const auto compute = [&](int warpgroup) { attend<T, S>(o, shared, warpgroup); };
+  run_roles<S>(prepare, copy, compute);
 #endif
 }
 

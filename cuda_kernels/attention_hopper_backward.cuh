@@ -192,8 +192,7 @@ __global__ __launch_bounds__(S::kThreads, 1) void attention_hopper_backward_kern
 #if VP_HAS_WGMMA
   extern __shared__ __align__(1024) unsigned char memory[];
   const uint32_t shared = shared_address(memory);
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-  if (threadIdx.x == 0) {
+  const auto prepare = [&] {
     prefetch_map(o.queries);
     prefetch_map(o.keys);
     prefetch_map(o.dout);
@@ -218,18 +217,14 @@ __global__ __launch_bounds__(S::kThreads, 1) void attention_hopper_backward_kern
       barrier_init(slot.full(), 1);
       barrier_init(slot.empty(), kConsumers);
     }
-    barriers_ready();
-  }
-  __syncthreads();
-  if (warp < 4) {
-    leave_registers<S::kCopierRegisters>();
+  };
+  const auto copy = [&](int warp) {
     if (threadIdx.x == 0) copy_keys<S>(o, shared);
     else if (threadIdx.x == 32) copy_tiles<S>(o, shared);
     else if (warp >= 2) HopperRowSums<T, S>(o, shared, warp - 2).run();
-  } else {
-    take_registers<S::kRegisters>();
-    HopperBackwardKeys<T, S>(o, shared, warp / 4 - 1).run();
-  }
+  };
+  const auto compute = [&](int warpgroup) { HopperBackwardKeys<T, S>(o, shared, warpgroup).run(); };
+  run_roles<S>(prepare, copy, compute);
 #endif
 }
 

@@ -13,6 +13,28 @@ struct HopperHead {
   int b, h;
   int length;  // tokens that are no padding
 };
+
+// What the warps of a block do: one thread runs prepare(), which initialises the barriers; then
+// every warp of the first warpgroup runs copy(warp), with few registers, and every other warpgroup
+// compute(warpgroup), with many, counted from the second.
+template <class S, class Prepare, class Copy, class Compute>
+__device__ __forceinline__ void run_roles(const Prepare& prepare, const Copy& copy,
+                                          const Compute& compute) {
+  // From a shuffle, so that the compiler knows that a warp's threads go one way.
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (threadIdx.x == 0) {
+    prepare();
+    barriers_ready();
+  }
+  __syncthreads();
+  if (warp < 4) {
+    leave_registers<S::kCopierRegisters>();
+    copy(warp);
+  } else {
+    take_registers<S::kRegisters>();
+    compute(warp / 4 - 1);
+  }
+}
 #endif
 
 }  // namespace voltapile::cuda
