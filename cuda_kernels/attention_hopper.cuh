@@ -18,9 +18,7 @@ __device__ __forceinline__ void copy_tile(const CUtensorMap& map, const CUtensor
                                           uint32_t tile, uint32_t barrier, const HopperItem& item,
                                           int part, int token) {
   arrive_expecting(barrier, kRows * S::kDim * 2);
-#pragma unroll
-  for (int c = 0; c < S::kColumns; ++c)
-    copy_box(tile + c * kRows * 128, map, barrier, 64 * c, item.h, part, token, item.b);
+  copy_columns<S, kRows * 128>(map, tile, barrier, item.h, part, token, item.b);
   if constexpr (S::kTail > 0)
     copy_box(tile + S::kColumns * kRows * 128, tail, barrier, 64 * S::kColumns, item.h, part, token,
              item.b);

@@ -23,10 +23,8 @@ __device__ __forceinline__ void copy_keys(const HopperBackwardOperands& o, uint3
       for (int part = 2; part > 0; --part) {
         wait(slot.empty(), slot.parity ^ 1);
         arrive_expecting(slot.full(), S::kKeyBytes);
-#pragma unroll
-        for (int c = 0; c < S::kColumns; ++c)
-          copy_box(slot.tile() + c * S::kKeys * 128, o.keys, slot.full(), 64 * c, head.h, part,
-                   pass * S::kKeys, head.b);
+        copy_columns<S, S::kKeys * 128>(o.keys, slot.tile(), slot.full(), head.h, part,
+                                        pass * S::kKeys, head.b);
         slot.advance();
       }
   }
@@ -42,22 +40,15 @@ __device__ __forceinline__ void copy_tiles(const HopperBackwardOperands& o, uint
       for (int i = 0; i < head.tiles; ++i, turn.advance()) {
         wait(turn.empty(), turn.parity ^ 1);
         arrive_expecting(turn.queries_full(), S::kTileBytes);
-#pragma unroll
-        for (int c = 0; c < S::kColumns; ++c)
-          copy_box(turn.queries() + c * S::kPartBytes, o.queries, turn.queries_full(), 64 * c,
-                   head.h, 0, 64 * i, head.b);
+        copy_columns<S, S::kPartBytes>(o.queries, turn.queries(), turn.queries_full(), head.h, 0,
+                                       64 * i, head.b);
         arrive_expecting(turn.dout_full(), S::kTileBytes);
-#pragma unroll
-        for (int c = 0; c < S::kColumns; ++c)
-          copy_box(turn.dout() + c * S::kPartBytes, o.dout, turn.dout_full(), 64 * c, head.h,
-                   64 * i, head.b);
+        copy_columns<S, S::kPartBytes>(o.dout, turn.dout(), turn.dout_full(), head.h, 64 * i,
+                                       head.b);
         if (pass > 0) continue;
         wait(out.empty(), out.parity ^ 1);
         arrive_expecting(out.full(), S::kTileBytes);
-#pragma unroll
-        for (int c = 0; c < S::kColumns; ++c)
-          copy_box(out.tile() + c * S::kPartBytes, o.out, out.full(), 64 * c, head.h, 64 * i,
-                   head.b);
+        copy_columns<S, S::kPartBytes>(o.out, out.tile(), out.full(), head.h, 64 * i, head.b);
         out.parity ^= 1;
       }
   }

@@ -35,6 +35,16 @@ __device__ __forceinline__ void run_roles(const Prepare& prepare, const Copy& co
     compute(warp / 4 - 1);
   }
 }
+
+// Has a tile's columns of 64 numbers copied, kColumnBytes apart; `at`: copy_box()'s coordinates but
+// for the dim.
+template <class S, int kColumnBytes, class... At>
+__device__ __forceinline__ void copy_columns(const CUtensorMap& map, uint32_t tile,
+                                             uint32_t barrier, At... at) {
+#pragma unroll
+  for (int c = 0; c < S::kColumns; ++c)
+    copy_box(tile + c * kColumnBytes, map, barrier, 64 * c, at...);
+}
 #endif
 
 }  // namespace voltapile::cuda
