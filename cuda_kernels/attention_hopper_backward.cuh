@@ -194,7 +194,7 @@ __global__ __launch_bounds__(S::kThreads, 1) void attention_hopper_backward_kern
       const HopperTurn<S> turn{shared, i};
       barrier_init(turn.queries_full(), 1);
       barrier_init(turn.dout_full(), 1);
-      barrier_init(turn.rows_full(), 2);
+      barrier_init(turn.rows_full(), 2);  // an arrival each warp of HopperRowSums
       barrier_init(turn.empty(), kConsumers);
       barrier_init(turn.scores_full(), kConsumers);
       // dQ's columns are of different warpgroups; where there is one, its tiles are.
