@@ -243,7 +243,14 @@ TEST(Homes, MomentsInEightBitsStayCloseAndResumeExactly) {
 TEST(Homes, ActivationsInEightBitsStayClose) {
   Folder folder;
   int number = 0;
-  for (const auto& layout : layouts()) {
+  std::vector<std::vector<std::string>> all = layouts();
+  if (testing::test_device() != "cuda" || testing::full_tests()) {
+    const std::vector<std::string> rows{"parallel.tensor=2", "parallel.sequence=true"};
+    all.push_back(with(rows, {"parallel.schedule=\"gpipe\""}));
+    all.push_back(with(rows, {"parallel.pipeline=2", "parallel.schedule=\"zero_bubble_h1\"",
+                              "memory.recompute=\"selective\""}));
+  }
+  for (const auto& layout : all) {
     const std::vector<std::string> longer = with(layout, {"run.steps=20"});
     const RunOutcome reference = run(folder, number, longer);
     const RunOutcome stored = run(folder, number, with(longer, {"memory.activations=\"int8\""}));
