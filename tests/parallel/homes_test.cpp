@@ -257,8 +257,13 @@ TEST(Homes, ActivationsInEightBitsStayClose) {
     ASSERT_EQ(stored.losses.size(), reference.losses.size());
     EXPECT_EQ(stored.losses.front(), reference.losses.front()) << "forward itself keeps all bits";
     EXPECT_NE(stored.losses.back(), reference.losses.back()) << "nothing was stored";
-    EXPECT_NEAR(stored.losses.back(), reference.losses.back(), 0.005 * reference.losses.back())
-        << join(layout, " ");
+    // Seen: 0.0003 and 0.006; 0.008 and 0.13 where tensor ranks that divide rows rebuild nothing.
+    for (size_t i = 0; i < stored.losses.size(); ++i) {
+      const TrainRecord &is = stored.records[i], &was = reference.records[i];
+      EXPECT_NEAR(is.loss, was.loss, 0.003 * was.loss) << join(layout, " ") << " step " << i;
+      EXPECT_NEAR(is.grad_norm, was.grad_norm, 0.03 * was.grad_norm)
+          << join(layout, " ") << " step " << i;
+    }
   }
 }
 
