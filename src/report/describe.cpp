@@ -158,11 +158,13 @@ class Report {
                             "for equal chunks",
                             optional_percent(a.bubble), show_percent(a.bubble_simulated),
                             optional_percent(a.bubble_formula)));
+    }
+    if (run_.plan.mesh.pp > 1 || a.waits_for_updates()) {
       fact("optimizer",
            format("{} measured; {} simulated: waits for updates, which are no part of the bubble",
                   optional_percent(a.exposed_optimizer),
                   show_percent(a.exposed_optimizer_simulated)));
-      if (!a.bubble)
+      if (!a.exposed_optimizer)
         fact("",
              "not measured: what the step waits for was updated in the step before it, so two "
              "steps must be recorded");

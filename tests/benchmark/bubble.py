@@ -1,8 +1,10 @@
-"""The pipeline's bubble, measured, against simulate() fed with the measured costs: every schedule.
+r"""The pipeline's bubble, measured, against simulate() fed with the measured costs: every schedule.
 
     . jobscripts/env_workstation.sh    # as root, or on few cores
     python3 tests/benchmark/bubble.py --write bubble.json      # four ranks on eight cores or more
     python3 tests/benchmark/bubble.py --rounds 3 --schedules breadth_first --optimizers host
+    python3 tests/benchmark/bubble.py --schedules breadth_first --optimizers device --blocks 10 \
+      --micros 16 --steps 6 --traced 4 --set model.dim=1024 --set model.image=64   # as ViT-32B's
     python3 tests/benchmark/bubble.py --ranks 2 --small        # that it works, on any machine
 
 Each schedule trains a ViT on CPU ranks of one thread and records its last steps, once with the
@@ -53,19 +55,20 @@ OPTIMIZER = re.compile(rf"optimizer {PERCENT} measured; {PERCENT} simulated")
 
 def keys_of(options, schedule, optimizer):
     micros = options.micros if optimizer == "device" else options.ranks
+    blocks = options.blocks or BLOCKS[optimizer]
     pictures = micros * MODELS[optimizer]["batch.micro"]
     return {
         "run.device": "cpu",
         "run.threads": 1,
         "run.steps": options.steps,
-        "model.depth": BLOCKS[optimizer] * options.ranks,
+        "model.depth": blocks * options.ranks,
         "model.classes": 10,
         **MODELS[optimizer],
         **(SMALL if options.small else {}),
         "batch.global": pictures,
         "parallel.pipeline": options.ranks,
         "parallel.schedule": schedule,
-        "parallel.chunks": 1 if schedule in ONE_CHUNK else BLOCKS[optimizer],
+        "parallel.chunks": 1 if schedule in ONE_CHUNK else blocks,
         "memory.optimizer": optimizer,
         "data.synthetic_train": pictures,
         "data.synthetic_test": 0,
@@ -165,6 +168,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--traced", type=int, default=7, help="of these, the last")
+    parser.add_argument("--blocks", type=int, help="of each rank, one a chunk")
     parser.add_argument("--micros", type=int, default=8, help="of a step; host: --ranks")
     parser.add_argument("--small", action="store_true", help="a narrow model")
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=SCHEDULES)
@@ -183,7 +187,8 @@ def main():
     ]
     print(
         f"{options.ranks} ranks on {options.cores} cores; {options.micros} micro-batches, with an "
-        f"optimizer on the host {options.ranks}; percent of a step's forward to backward"
+        f"optimizer on the host {options.ranks}; bubbles in percent of a step's first forward to\n"
+        "last backward, exposed optimizers of the time from one step's last backward to the next's"
     )
     show(HEADS)
     rounds = {case: [] for case in cases}

@@ -14,6 +14,7 @@ import pytest
 from conftest import (
     BINARY,
     DECK,
+    Program,
     fill_disk,
     is_running,
     kill_everything,
@@ -84,13 +85,18 @@ def wait_for_step(run, step, process):
     pytest.fail(process.stdout.read())
 
 
+@pytest.fixture(scope="module")
+def losses_of_one(tmp_path_factory):
+    program = Program(tmp_path_factory.mktemp("one"))
+    program.good("train", program.deck(), *CUDA, "--set", "parallel.pipeline=1", ranks=1)
+    return losses(program.folder / "runs/small")
+
+
 @pytest.mark.parametrize("name", list(MESHES))
-def test_ranks_train_as_one_does(program, name):
+def test_ranks_train_as_one_does(program, losses_of_one, name):
     ranks, overrides = MESHES[name]
-    deck, runs = program.deck(), program.folder / "runs"
-    program.good("train", deck, *CUDA, "--set", "parallel.pipeline=1", ranks=1)
-    one = losses(runs / "small")
-    for transport in ("auto", "staged"):
+    deck, runs, one = program.deck(), program.folder / "runs", losses_of_one
+    for transport in ["auto", *transports(ranks)[1:]]:
         keys = ["--set", f"run.name={transport}", "--set", f"parallel.transport={transport}"]
         out = program.good("train", deck, *CUDA, *overrides, *keys, ranks=ranks)
         if transport == "auto":
