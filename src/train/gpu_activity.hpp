@@ -1,5 +1,5 @@
 // Private to train: how much of one GPU works, by NVML's GPU performance monitoring (GPM), which
-// Hopper and later have and which asks for no rights.
+// Hopper and later have.
 #pragma once
 #include <array>
 
