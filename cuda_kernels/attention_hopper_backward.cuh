@@ -99,8 +99,7 @@ class HopperRowSums {
             clear(turn.dout(), valid);
             publish_shared();
           }
-          __syncwarp();
-          if (lane_ == 0) arrive(turn.rows_full());
+          arrive(turn.rows_full());
         }
     }
   }
@@ -194,7 +193,7 @@ __global__ __launch_bounds__(S::kThreads, 1) void attention_hopper_backward_kern
       const HopperTurn<S> turn{shared, i};
       barrier_init(turn.queries_full(), 1);
       barrier_init(turn.dout_full(), 1);
-      barrier_init(turn.rows_full(), 2);  // an arrival each warp of HopperRowSums
+      barrier_init(turn.rows_full(), 64);  // each thread for its row
       barrier_init(turn.empty(), kConsumers);
       barrier_init(turn.scores_full(), kConsumers);
       // dQ's columns are of different warpgroups; where there is one, its tiles are.
