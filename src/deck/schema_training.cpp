@@ -177,8 +177,8 @@ void add_memory(Schema& schema) {
                                       {"int8", ActivationStore::int8},
                                       {"host", ActivationStore::host}}},
              {.fallback = literal("\"working\""),
-              .help = "How activations wait for backward: in the working type, in 8 bits, or in "
-                      "host memory.",
+              .help = "How activations wait for backward: in the working type, in 8 bits (what is "
+                      "cheap is then computed again), or in host memory.",
               .on_resume = OnResume::may_change});
   memory.add("gradients", &M::gradients,
              Choice<GradientStore>{{{"auto", GradientStore::automatic},

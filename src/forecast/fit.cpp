@@ -86,8 +86,8 @@ std::vector<Change> changes_for(const Deck& deck) {
     if (sensible) list.push_back({key + " = " + value, {key}, std::move(apply)});
   };
   const auto& m = deck.memory;
-  add(m.recompute == Recompute::none, "memory.recompute", "\"selective\"",
-      [](Deck& d) { d.memory.recompute = Recompute::selective; });
+  add(m.recompute == Recompute::none && m.activations != ActivationStore::int8, "memory.recompute",
+      "\"selective\"", [](Deck& d) { d.memory.recompute = Recompute::selective; });
   add(m.recompute != Recompute::layers, "memory.recompute",
       "\"layers\", memory.checkpoint_every = 1", [](Deck& d) {
         d.memory.recompute = Recompute::layers;

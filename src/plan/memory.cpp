@@ -197,7 +197,11 @@ StoredLayout stored_layout(const Plan& plan, const Phase& phase, int chunk_numbe
       add(Value::saved, placed.offset, placed.tensor);
   else if (saved.bytes > 0)  // as a whole
     add(Value::saved, 0, {"saved", {static_cast<int64_t>(saved.bytes)}, DType::u8});
-  if (chunk_number > 0) add(Value::activation, 0, boundary_tensor(plan.architecture, phase.sizes));
+  if (chunk_number > 0) {
+    Tensor input = boundary_tensor(plan.architecture, phase.sizes);
+    input.exact = phase.sizes.recompute != Recompute::layers;  // as inputs of the blocks within
+    add(Value::activation, 0, input);
+  }
   for (StoredTensor& piece : layout.pieces) {
     const auto place = [&](size_t bytes) {
       return std::exchange(layout.bytes, layout.bytes + aligned(bytes));

@@ -267,13 +267,16 @@ Plan make_plan(const Deck& deck, int world_size) {
                              {.gather_shards = divides_state(deck), .training = false});
   plan.eval.samples_per_step = plan.deck.eval.batch * p.data * plan.eval.shape.micros;
 
+  // What is cheap to compute is computed anew from what is stored: in 8 bits of its own it would
+  // take more memory and time, and add noise.
+  const bool in_8_bits = deck.memory.activations == ActivationStore::int8 &&
+                         deck.memory.recompute != Recompute::layers;
   plan.train.sizes = {.micro = deck.batch.micro,
                       .tp = p.tensor,
                       .sequence = plan.sequence,
                       .working = deck.precision.type,
-                      .recompute = deck.memory.recompute,
-                      .rebuild_attention = deck.memory.activations == ActivationStore::int8 &&
-                                           deck.memory.recompute != Recompute::layers};
+                      .recompute = in_8_bits ? Recompute::selective : deck.memory.recompute,
+                      .rebuild_attention = in_8_bits};
   plan.eval.sizes = plan.train.sizes;
   plan.eval.sizes.micro = plan.deck.eval.batch;
   plan.eval.sizes.recompute = Recompute::none;
