@@ -31,7 +31,7 @@ void launch_hopper(const TensorView& qkv, const TensorView& lengths, const Tenso
   const bool resident =
       2 * ((o.tokens + S::kKeys - 1) / S::kKeys) <= S::kStages && heads >= multiprocessors;
   o.group = resident ? o.tiles : std::min(o.tiles, S::kGroups);
-  const int64_t items = heads * ((o.tiles + o.group - 1) / o.group);
+  const int64_t items = heads * o.groups();
   o.items = static_cast<int>(items);
   launch(attention_hopper_kernel<T, S>, std::min<int64_t>(items, multiprocessors), S::kThreads,
          S::kSharedBytes, stream, o);
@@ -45,20 +45,20 @@ template <int kDim>
 struct HopperChoice;
 template <>
 struct HopperChoice<64> {
-  using Type = Shapes<HopperShape<64, 3, 128, 10, 2, true>, HopperShape<64, 3, 112, 12, 2, true>,
-                      HopperShape<64, 3, 96, 14, 2, true>>;
+  using Type = Shapes<HopperShape<64, 3, 128, 10, true>, HopperShape<64, 3, 112, 12, true>,
+                      HopperShape<64, 3, 96, 14, true>>;
 };
 template <>
 struct HopperChoice<80> {
-  using Type = Shapes<HopperShape<80, 3, 128, 8, 2, false>, HopperShape<80, 3, 96, 10, 2, true>>;
+  using Type = Shapes<HopperShape<80, 3, 128, 8, false>, HopperShape<80, 3, 96, 10, true>>;
 };
 template <>
 struct HopperChoice<96> {
-  using Type = Shapes<HopperShape<96, 2, 128, 6, 2, true>>;
+  using Type = Shapes<HopperShape<96, 2, 128, 6, true>>;
 };
 template <>
 struct HopperChoice<128> {
-  using Type = Shapes<HopperShape<128, 2, 128, 5, 2, true>, HopperShape<128, 2, 96, 6, 2, true>>;
+  using Type = Shapes<HopperShape<128, 2, 128, 5, true>, HopperShape<128, 2, 96, 6, true>>;
 };
 
 // Calls f(shape) with the one for so many tokens.

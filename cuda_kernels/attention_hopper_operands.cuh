@@ -1,20 +1,24 @@
 // What attention_hopper.cuh works on, and how its shared memory is laid out: a ring of tiles of
 // keys and values, each warpgroup's tiles of queries, then two barriers for each.
 #pragma once
-#include "hopper.cuh"
+#include "attention_hopper_common.cuh"
 
 namespace voltapile::cuda {
 
-// The kernel's choices. kSlots: tiles of queries a warpgroup may have in shared memory. kOverlap:
-// whether a warpgroup computes the next scores beside its own exponentials, too.
-template <int kDim_, int kGroups_, int kKeys_, int kStages_, int kSlots_, bool kOverlap_>
+// The kernel's choices. kGroups: warpgroups that compute. kKeys: of a tile of keys or values, of
+// which the ring has kStages. kOverlap: whether a warpgroup sums the values of one tile beside its
+// own exponentials of the next, too.
+template <int kDim_, int kGroups_, int kKeys_, int kStages_, bool kOverlap_>
 struct HopperShape {
   static constexpr int kDim = kDim_, kGroups = kGroups_, kKeys = kKeys_, kStages = kStages_;
-  static constexpr int kSlots = kSlots_;
   static constexpr bool kOverlap = kOverlap_;
   static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kRegisters = kGroups == 2 ? 240 : kGroups == 3 ? 160 : 112;
-  static constexpr int kCopierRegisters = kGroups == 3 ? 32 : 24;
+  static constexpr int kSlots = 2;  // tiles of queries that a warpgroup has in shared memory
+  // A thread's; together no more than a multiprocessor has.
+  static_assert(kGroups == 2 || kGroups == 3);
+  static constexpr int kRegisters = kGroups == 2 ? 240 : 160;
+  static constexpr int kCopierRegisters = kGroups == 2 ? 24 : 32;
+  static_assert(128 * (kGroups * kRegisters + kCopierRegisters) <= kMultiprocessorRegisters);
 
   // A tile's rows lie in columns of 64 numbers, each a swizzled matrix, and a narrower one.
   static constexpr int kColumns = kDim / 64, kTail = kDim % 64, kTailBytes = 2 * kTail;
@@ -24,7 +28,7 @@ struct HopperShape {
   static constexpr int kQueriesAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kQueriesAt + kGroups * kSlots * kQueryBytes;
   static constexpr int kSharedBytes = kBarriersAt + 16 * (kStages + kGroups * kSlots);
-  static_assert(kSharedBytes <= 227 * 1024);
+  static_assert(kSharedBytes <= kMostSharedBytes);
 };
 
 struct HopperOperands {
@@ -37,25 +41,24 @@ struct HopperOperands {
   int tiles;  // of 64 queries a head
   int group;  // of them that pass over keys and values together: at most kGroups, unless all keys
               // and values of a head fit into the ring
-  int items;  // B * H * ceil(tiles / group)
+  int items;  // B * H * groups()
   float scale;
+
+  __host__ __device__ int groups() const { return (tiles + group - 1) / group; }  // of a head
 };
 
 #if VP_HAS_WGMMA
-struct HopperItem {
-  // Item number `index` of o.
-  __device__ __forceinline__ HopperItem(const HopperOperands& o, int keys, int index) {
-    const int groups = (o.tiles + o.group - 1) / o.group;
-    const int head = index / groups;
-    first = index % groups * o.group;
-    count = min(o.group, o.tiles - first);
-    b = head / o.heads;
-    h = head % o.heads;
-    length = o.lengths ? o.lengths[b] : o.tokens;
-    key_tiles = (length + keys - 1) / keys;
+// Some of a head's tiles of queries: `count` from number `first` on.
+struct HopperItem : HopperHead {
+  // Item number `index` of o, whose keys come in tiles of `keys`.
+  __device__ __forceinline__ static HopperItem of(const HopperOperands& o, int keys, int index) {
+    const int groups = o.groups();
+    const int first = index % groups * o.group, count = min(o.group, o.tiles - first);
+    const HopperHead head(o, index / groups);
+    return {head, first, count, (head.length + keys - 1) / keys};
   }
-  int b, h, first, count;  // `count` tiles of queries from number `first` on
-  int length, key_tiles;
+  int first, count;
+  int key_tiles;
 };
 
 // Where in the ring of keys and values one is, and the addresses of that place.

@@ -48,6 +48,9 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
   while (!phase_ended(barrier, parity)) {}
 }
 
+__device__ __forceinline__ void store_zeros(uint32_t address) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
 // Shared memory written by this thread, for the copy engine and wgmma.
 __device__ __forceinline__ void publish_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -126,7 +129,9 @@ __device__ __forceinline__ void store_matrices_transposed(uint32_t address, cons
 
 // What wgmma takes for a matrix in shared memory whose rows of kRowBytes (32, 64 or 128) lie one
 // after the other, swizzled over kRowBytes, the first on 1024 bytes. `across`: bytes from one
-// column of such rows to the next, where a product is wider than a row.
+// column of such rows to the next, where a product is wider than a row. In units of 16 bytes: bits
+// 0 to 13 the address, from 16 on `across`, from 32 on eight rows; bits 62 and 63 the swizzle (PTX
+// ISA, "Matrix Descriptor Format" of wgmma).
 template <int kRowBytes>
 __device__ __forceinline__ uint64_t matrix_at(uint32_t address, int across = 16) {
   static_assert(kRowBytes == 32 || kRowBytes == 64 || kRowBytes == 128);
@@ -182,34 +187,39 @@ struct WarpgroupProduct;
 #define VP_N64 VP_N56 ",%56,%57,%58,%59,%60,%61,%62,%63"
 #define VP_WGMMA(columns, type) \
   "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type
-// r0 to r5: numbers of the operands that follow d's registers.
-#define VP_PRODUCT(T, type, columns, registers, r0, r1, r2, r3, r4, r5)                          \
-  template <>                                                                                    \
-  struct WarpgroupProduct<T, columns> {                                                          \
-    __device__ __forceinline__ static void multiply_rows(float* d, uint64_t a, uint64_t b,       \
-                                                         int keep) {                             \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r2                                      \
-                   ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers "}, %" #r0 ", %" #r1    \
-                                                                         ", p, 1, 1, 0, 0;\n}\n" \
-                   : VP_F##registers(d, 0)                                                       \
-                   : "l"(a), "l"(b), "r"(keep));                                                 \
-    }                                                                                            \
-    __device__ __forceinline__ static void multiply_columns(float* d, uint64_t a, uint64_t b,    \
-                                                            int keep) {                          \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r2                                      \
-                   ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers "}, %" #r0 ", %" #r1    \
-                                                                         ", p, 1, 1, 0, 1;\n}\n" \
-                   : VP_F##registers(d, 0)                                                       \
-                   : "l"(a), "l"(b), "r"(keep));                                                 \
-    }                                                                                            \
-    __device__ __forceinline__ static void multiply_columns(float* d, const uint32_t* a,         \
-                                                            uint64_t b, int keep) {              \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r5                                      \
-                   ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers                         \
-                   "}, {%" #r0 ",%" #r1 ",%" #r2 ",%" #r3 "}, %" #r4 ", p, 1, 1, 1;\n}\n"        \
-                   : VP_F##registers(d, 0)                                                       \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));             \
-    }                                                                                            \
+// r0 to r5: numbers of the operands that follow d's registers. The instruction's last numbers:
+// signs of a and of b; then, for a in shared memory and for b, 0 where its rows run along the
+// depth.
+#define VP_PRODUCT(T, type, columns, registers, r0, r1, r2, r3, r4, r5)                       \
+  template <>                                                                                 \
+  struct WarpgroupProduct<T, columns> {                                                       \
+    __device__ __forceinline__ static void multiply_rows(float* d, uint64_t a, uint64_t b,    \
+                                                         int keep) {                          \
+      multiply_shared<0>(d, a, b, keep);                                                      \
+    }                                                                                         \
+    __device__ __forceinline__ static void multiply_columns(float* d, uint64_t a, uint64_t b, \
+                                                            int keep) {                       \
+      multiply_shared<1>(d, a, b, keep);                                                      \
+    }                                                                                         \
+    __device__ __forceinline__ static void multiply_columns(float* d, const uint32_t* a,      \
+                                                            uint64_t b, int keep) {           \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r5                                   \
+                   ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers                      \
+                   "}, {%" #r0 ",%" #r1 ",%" #r2 ",%" #r3 "}, %" #r4 ", p, 1, 1, 1;\n}\n"     \
+                   : VP_F##registers(d, 0)                                                    \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));          \
+    }                                                                                         \
+                                                                                              \
+   private:                                                                                   \
+    template <int kTransposed>                                                                \
+    __device__ __forceinline__ static void multiply_shared(float* d, uint64_t a, uint64_t b,  \
+                                                           int keep) {                        \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r2                                   \
+                   ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers                      \
+                   "}, %" #r0 ", %" #r1 ", p, 1, 1, 0, %" #r3 ";\n}\n"                        \
+                   : VP_F##registers(d, 0)                                                    \
+                   : "l"(a), "l"(b), "r"(keep), "n"(kTransposed));                            \
+    }                                                                                         \
   };
 #define VP_PRODUCTS(T, type)                           \
   VP_PRODUCT(T, type, 16, 8, 8, 9, 10, 11, 12, 13)     \

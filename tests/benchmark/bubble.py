@@ -176,6 +176,7 @@ def main():
         "--optimizers", nargs="+", choices=("device", "host"), default=["device", "host"]
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--folder", help="where the run folders stay; else they go away")
     parser.add_argument("--most-points", type=float, default=2)
     parser.add_argument("--write", metavar="FILE.json", help="what is printed, and every round")
     options = parser.parse_args()
@@ -192,10 +193,10 @@ def main():
     )
     show(HEADS)
     rounds = {case: [] for case in cases}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
         for number in range(options.rounds):
             for optimizer, schedule in cases:
-                where = pathlib.Path(folder) / str(number)
+                where = pathlib.Path(options.folder or temporary) / str(number)
                 figures = train(options, schedule, optimizer, where)
                 row = {"schedule": schedule, "optimizer": optimizer, **figures}
                 row["apart"] = row["measured"] - row["simulated"]

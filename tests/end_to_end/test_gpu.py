@@ -123,6 +123,9 @@ def test_each_gpu_tells_what_it_took(program):
         assert mine["step"][-1] == 5000 and (np.diff(mine["time_ns"]) > 0).all()
         assert mine["energy_joules"][-1] > 0 and (mine["power_watts"] > 10).all()
         assert (mine["utilisation"] <= 1).all() and (mine["memory_bytes"] > 1e8).all()
+        for name in ("sm_activity", "tensor_activity", "sm_occupancy"):
+            told = mine[name][~np.isnan(mine[name])]  # none before Hopper
+            assert ((0 <= told) & (told <= 1)).all(), name
     out = program.good("report", "runs/small")
     assert "samples/kWh" in out and "GPUs by NVML" in out
 
