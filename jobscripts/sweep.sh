@@ -128,6 +128,7 @@ if [ -z "$deck" ] || [ ${#keys[@]} = 0 ]; then usage >&2 && exit 2; fi
 # shellcheck source=jobscripts/run_job.sh
 . "$here/run_job.sh"
 find_program
+export VOLTAPILE_JOBSCRIPTS=${VOLTAPILE_JOBSCRIPTS:-$here} # VOLTAPILE may lie anywhere
 code=0
 first=$("$voltapile" status "$deck") || code=$?
 case $code in 0 | 75) ;; *) exit $code ;; esac

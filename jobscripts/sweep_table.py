@@ -26,7 +26,7 @@ def read(run):
             continue  # cut short by a kill
         if record["kind"] == "eval":
             evaluation = record
-        else:
+        elif record["kind"] == "train":
             step = record["step"]
             losses = losses[-9:] + [record["loss"]]
     finite = [loss for loss in losses if loss is not None]
@@ -56,7 +56,12 @@ def row(line):
 
 
 def main(folder):
-    rows = [row(line) for line in (pathlib.Path(folder) / "runs.tsv").read_text().splitlines()]
+    listed = pathlib.Path(folder) / "runs.tsv"
+    try:
+        lines = listed.read_text().splitlines()
+    except OSError as error:
+        sys.exit(f"{listed}: {error.strerror}; name a folder that sweep.sh made, in runs/sweeps")
+    rows = [row(line) for line in lines]
     rows.sort(key=lambda entry: entry[0])
     table = [COLUMNS] + [(str(place), *cells) for place, (_, cells) in enumerate(rows, 1)]
     widths = [max(len(cells[column]) for cells in table) for column in range(len(COLUMNS))]

@@ -17,8 +17,9 @@ ExitCode verify(const std::string& named, Depth depth) {
     throw Error(ExitCode::bad_data,
                 format("{} is damaged:\n  {}", folder.string(), join(found.faults, "\n  ")));
   }
-  std::cout << format("{}: good. {} tensors in {} shards, {}.\n", folder.string(), found.tensors,
-                      found.shards, show_bytes(static_cast<double>(found.bytes)));
+  std::cout << format("{}: good. {} tensors in {} shard{}, {}.\n", folder.string(), found.tensors,
+                      found.shards, found.shards == 1 ? "" : "s",
+                      show_bytes(static_cast<double>(found.bytes)));
   if (depth == Depth::datasets)
     std::cout << (found.datasets > 0
                       ? format("{} pieces of tensors, each as it was saved.\n", found.datasets)

@@ -27,6 +27,7 @@
 #include "voltapile/train/trainer.hpp"
 
 #include "checkpoint_commands.hpp"
+#include "command_line.hpp"
 #include "inference_commands.hpp"
 #include "node_commands.hpp"
 #include "plan_command.hpp"
@@ -141,12 +142,12 @@ void print_summary(const Arguments& arguments, int ranks, const TrainSummary& su
   if (summary.rewinds > 0)
     row("rewinds", format("{}: the run diverged and went back", summary.rewinds));
   row("run folder", summary.run_dir);
-  std::string overrides;
-  for (const std::string& text : arguments.overrides) overrides += format(" --set '{}'", text);
-  log::info(
-      format("\nNext:\n  {0} verify {1}\n  mpirun -n {2} {0} eval {3}\n"
-             "  python3 -c \"import h5py; print(h5py.File('{1}/metrics.h5')['train/loss'][-5:])\"",
-             arguments.program, summary.run_dir, ranks, arguments.deck + overrides));
+  std::string deck = shell_word(arguments.deck);
+  for (const std::string& text : arguments.overrides) deck += " --set " + shell_word(text);
+  log::info(format(
+      "\nNext:\n  {0} verify {1}\n  mpirun -n {2} {0} eval {3}\n"
+      "  python3 -c \"import h5py; print(h5py.File('{4}/metrics.h5')['train/loss'][-5:])\"",
+      shell_word(arguments.program), shell_word(summary.run_dir), ranks, deck, summary.run_dir));
 }
 
 DeckLoader loader(const Arguments& arguments) {
@@ -222,11 +223,11 @@ void add_submit_options(CLI::App& command, Arguments& arguments) {
   command.add_option("--partition", options.partition, "partition, or queue under PBS and LSF");
   command.add_option("--account", options.account, "who pays");
   command.add_option("--gpus-per-node", options.gpus_per_node, "GPUs of a node; one rank has one")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 20));
   command.add_option("--tasks-per-node", options.tasks_per_node, "most ranks on a node")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 20));
   command.add_option("--cpus-per-task", options.cpus_per_task, "CPUs of a rank")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 20));
   command.add_option("--mem", options.memory, "memory of a node, in the queue's own units");
   command.add_option("--queue", options.queue,
                      "slurm, pbs or lsf; default: whose commands are here");
@@ -236,9 +237,9 @@ void add_submit_options(CLI::App& command, Arguments& arguments) {
 }
 
 void add_type_option(CLI::App& command, DType& type) {
-  command.add_option("--type", type, "f16, bf16 or f32; default: f32")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, DType>{
-          {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}}));
+  add_choice<DType>(command, "--type", type,
+                    {{"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}},
+                    "f16, bf16 or f32; default: f32");
 }
 
 int run(int argc, char** argv) {
@@ -328,9 +329,9 @@ int run(int argc, char** argv) {
   look->add_flag("--follow", arguments.report.follow, "again whenever the run goes on");
   CLI::App* bench = app.add_subcommand(
       "bench", "measure this machine, every kernel and a training step (may be under mpirun)");
-  bench->add_option("--device", arguments.bench.device, "cpu or cuda; default: cpu")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, DeviceKind>{{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}}));
+  add_choice<DeviceKind>(*bench, "--device", arguments.bench.device,
+                         {{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}},
+                         "cpu or cuda; default: cpu");
   add_type_option(*bench, arguments.bench.type);
   bench
       ->add_option("--only", arguments.bench.only,

@@ -71,7 +71,13 @@ void write_synced(const std::filesystem::path& path, std::span<const std::byte> 
 void publish_file(const std::filesystem::path& path, std::span<const std::byte> bytes) {
   std::filesystem::path aside = path;
   aside += ".partial";
-  write_synced(aside, bytes);
+  try {
+    write_synced(aside, bytes);
+  } catch (const Error&) {
+    std::error_code ignored;
+    std::filesystem::remove(aside, ignored);
+    throw;
+  }
   if (::rename(aside.c_str(), path.c_str()) != 0) {
     throw_errno(ExitCode::failure, path, "cannot move the new file into place");
   }

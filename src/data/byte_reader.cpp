@@ -54,7 +54,7 @@ ByteReader::ByteReader(std::string key, std::string path) : impl_(std::make_uniq
     const bool packaged = impl_->path.starts_with("/usr/share/datasets/fashion-mnist/");
     fail(packaged ? "no such file; on Debian and Ubuntu it comes with: "
                     "apt-get install dataset-fashion-mnist"
-                  : "no such file; relative names start at the deck's folder");
+                  : "no such file; a deck's relative names start at its own folder");
   }
   if (status.type() == fs::file_type::directory)
     fail("this is a directory; name the IDX file in it");

@@ -40,6 +40,15 @@ bool came_through(Faults& faults, const Step& step) {
   return true;
 }
 
+// Rows of inks to rows of colours, as Pillow has it. Such files hold what each ink leaves of the
+// light (Adobe's way), so a colour is what its ink and black leave together.
+void show_inks(std::span<const uint8_t> inks, uint8_t* colours) {
+  for (size_t pixel = 0; pixel < inks.size() / 4; ++pixel)
+    for (size_t c = 0; c < 3; ++c)
+      colours[3 * pixel + c] =
+          static_cast<uint8_t>((inks[4 * pixel + c] * inks[4 * pixel + 3] + 127) / 255);
+}
+
 }  // namespace
 
 Picture decode_jpeg(std::span<const std::byte> bytes, const std::string& file) {
@@ -52,23 +61,28 @@ Picture decode_jpeg(std::span<const std::byte> bytes, const std::string& file) {
     jpeg_destroy_decompress(&jpeg);
     throw Error(ExitCode::bad_data, format("{}: this JPEG picture is damaged: {}", file, why));
   };
+  bool inks = false;  // cyan, magenta, yellow and black in place of colours
   if (!came_through(faults, [&] {
         jpeg_create_decompress(&jpeg);
         jpeg_mem_src(&jpeg, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
         jpeg_read_header(&jpeg, TRUE);
-        jpeg.out_color_space = JCS_RGB;
+        inks = jpeg.num_components == 4;
+        jpeg.out_color_space = inks ? JCS_CMYK : JCS_RGB;
       }))
     refuse(faults.text);
   Picture picture{.height = jpeg.image_height, .width = jpeg.image_width};
   if (picture.height * picture.width > kMostPixels)
     refuse(format("it claims {} x {} pixels", picture.width, picture.height));
   picture.pixels.resize(static_cast<size_t>(picture.height * picture.width * 3));
+  std::vector<uint8_t> ink_row(inks ? static_cast<size_t>(picture.width) * 4 : 0);
   if (!came_through(faults, [&] {
         jpeg_start_decompress(&jpeg);
         while (jpeg.output_scanline < jpeg.output_height) {
-          JSAMPROW row =
+          uint8_t* const colours =
               picture.pixels.data() + size_t{jpeg.output_scanline} * jpeg.image_width * 3;
+          JSAMPROW row = inks ? ink_row.data() : colours;
           jpeg_read_scanlines(&jpeg, &row, 1);
+          if (inks) show_inks(ink_row, colours);
         }
         jpeg_finish_decompress(&jpeg);
       }))

@@ -210,6 +210,8 @@ void take_sections(const toml::table& table, RawDeck& raw) {
 }  // namespace
 
 RawDeck read_toml(std::string_view text) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // as some editors begin a file
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   RawDeck raw;
   check_bytes(text, raw.faults);
   std::string repaired(text);

@@ -28,12 +28,12 @@ bool holds_name(const std::string& library, const std::string& name) {
 }
 
 // Read by the program, by its job scripts, or by its tests.
-constexpr std::array kOurs = {"VOLTAPILE",          "VOLTAPILE_CHANGES",    "VOLTAPILE_CUDA12",
-                              "VOLTAPILE_DECK",     "VOLTAPILE_ENV",        "VOLTAPILE_JOBSCRIPTS",
-                              "VOLTAPILE_LAUNCHER", "VOLTAPILE_MARGIN",     "VOLTAPILE_PAUSE",
-                              "VOLTAPILE_RESTARTS", "VOLTAPILE_SWEEP",      "VOLTAPILE_SYSFS",
-                              "VOLTAPILE_BINARY",   "VOLTAPILE_FULL",       "VOLTAPILE_GPU_ARCH",
-                              "VOLTAPILE_NVCC",     "VOLTAPILE_TEST_DEVICE"};
+constexpr std::array kOurs = {
+    "VOLTAPILE",          "VOLTAPILE_CHANGES",  "VOLTAPILE_CUDA12",       "VOLTAPILE_DECK",
+    "VOLTAPILE_ENV",      "VOLTAPILE_FIGURES",  "VOLTAPILE_SOAK_MINUTES", "VOLTAPILE_JOBSCRIPTS",
+    "VOLTAPILE_LAUNCHER", "VOLTAPILE_LINGER",   "VOLTAPILE_MARGIN",       "VOLTAPILE_PAUSE",
+    "VOLTAPILE_RESTARTS", "VOLTAPILE_SWEEP",    "VOLTAPILE_SYSFS",        "VOLTAPILE_BINARY",
+    "VOLTAPILE_FULL",     "VOLTAPILE_GPU_ARCH", "VOLTAPILE_NVCC",         "VOLTAPILE_TEST_DEVICE"};
 
 // Set by a launcher for its ranks, or read by its compiler wrappers.
 bool is_launchers_own(const std::string& name) {
@@ -48,6 +48,13 @@ bool is_launchers_own(const std::string& name) {
          std::find(kWrappers.begin(), kWrappers.end(), name) != kWrappers.end();
 }
 
+// Parameters that mpirun hands to its ranks and that ompi_info does not list.
+bool is_from_mpirun(const std::string& parameter) {
+  static constexpr std::array kBegins = {"ess_base_", "initial_wdir", "orte_", "shmem_RUNTIME_"};
+  return std::any_of(kBegins.begin(), kBegins.end(),
+                     [&](const char* begin) { return starts_with(parameter, begin); });
+}
+
 Finding unread(const std::string& name, const std::string& why, const std::string& advice) {
   return {Health::warning, "variable", name + ": " + why, advice};
 }
@@ -57,6 +64,8 @@ Finding unread(const std::string& name, const std::string& why, const std::strin
 std::vector<Finding> unread_variables(const std::vector<std::string>& names,
                                       const Readers& readers) {
   constexpr const char* kMca = "OMPI_MCA_";
+  const bool in_a_job =
+      std::find(names.begin(), names.end(), "OMPI_COMM_WORLD_RANK") != names.end();
   std::vector<Finding> found;
   for (const std::string& name : names) {
     if (starts_with(name, "NCCL_") && readers.nccl.empty()) {
@@ -70,7 +79,7 @@ std::vector<Finding> unread_variables(const std::vector<std::string>& names,
       const std::string parameter = name.substr(std::string(kMca).size());
       const bool is_framework =
           readers.parameters.find(format("mca:{}:", parameter)) != std::string::npos;
-      if (readers.parameters.empty() || is_framework ||
+      if (readers.parameters.empty() || is_framework || (in_a_job && is_from_mpirun(parameter)) ||
           readers.parameters.find(format(":param:{}:", parameter)) != std::string::npos)
         continue;
       found.push_back(unread(name, "this Open MPI has no such parameter",

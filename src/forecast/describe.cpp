@@ -190,8 +190,9 @@ class Page {
                     show_bytes(kept));
     if (deck_.memory.recompute == Recompute::none)
       return format("{} on the heaviest rank, nothing recomputed", show_bytes(all));
-    return format("{} on the heaviest rank; {} without recomputation: {} saved", show_bytes(kept),
-                  show_bytes(all), percent(1 - kept / all));
+    return format(
+        "{} on the heaviest rank; {} without recomputation{}", show_bytes(kept), show_bytes(all),
+        kept < all ? format(": {} saved", percent(1 - kept / all)) : ", which saves none");
   }
 
   void schedule() {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
+#include <set>
 
 #include "voltapile/base/error.hpp"
 #include "voltapile/base/units.hpp"
@@ -76,6 +78,14 @@ struct Change {
   std::string text;  // as in a deck
   std::vector<std::string> keys;
   std::function<void(Deck&)> apply;
+  // Of changes that differ in a number alone, one is shown: what the number belongs to.
+  std::string kind;
+};
+
+// A change that fits, and the kinds that it is made of.
+struct Found {
+  Remedy remedy;
+  std::string kind;
 };
 
 // What may be given up for memory, each less of one thing. Only what this deck has not done yet.
@@ -83,7 +93,8 @@ std::vector<Change> changes_for(const Deck& deck) {
   std::vector<Change> list;
   const auto add = [&](bool sensible, std::string key, std::string value,
                        std::function<void(Deck&)> apply) {
-    if (sensible) list.push_back({key + " = " + value, {key}, std::move(apply)});
+    const std::string text = key + " = " + value;
+    if (sensible) list.push_back({text, {key}, std::move(apply), text});
   };
   const auto& m = deck.memory;
   add(m.recompute == Recompute::none && m.activations != ActivationStore::int8, "memory.recompute",
@@ -122,32 +133,77 @@ std::vector<Change> changes_for(const Deck& deck) {
       "optimizer.moments", "\"int8\"", [](Deck& d) { d.optimizer.moments = MomentStore::int8; });
   add(deck.optimizer.zero == 0 && deck.parallel.data > 1, "optimizer.zero", "1",
       [](Deck& d) { d.optimizer.zero = 1; });
-  for (int64_t micro = deck.batch.micro / 2; micro >= 1; micro /= 2)
-    add(deck.batch.global % (micro * deck.parallel.data) == 0, "batch.micro", std::to_string(micro),
-        [micro](Deck& d) { d.batch.micro = micro; });
+  // eval.batch is that of training, unless the deck gives its own.
+  const bool own = deck.places.of.contains("eval.batch");
+  const int64_t now = deck.batch.micro;
+  add(own && deck.eval.batch > now, "eval.batch", std::to_string(now),
+      [now](Deck& d) { d.eval.batch = now; });
+  for (int64_t micro = now / 2; micro >= 1; micro /= 2) {
+    if (deck.batch.global % (micro * deck.parallel.data) != 0) continue;
+    Change change{.text = format("batch.micro = {}", micro),
+                  .keys = {"batch.micro"},
+                  .apply = [micro](Deck& d) { d.batch.micro = d.eval.batch = micro; },
+                  .kind = "batch.micro"};
+    if (own) {
+      change.text += format(", eval.batch = {}", micro);
+      change.keys.push_back("eval.batch");
+    }
+    list.push_back(std::move(change));
+  }
   const int most = static_cast<int>(deck.model.depth) / deck.parallel.pipeline;
   for (int chunks : {2 * deck.parallel.chunks, most})
-    add(chunks <= most && chunks > deck.parallel.chunks && deck.parallel.schedule != "file",
-        "parallel.chunks", format("{}, parallel.schedule = \"breadth_first\"", chunks),
-        [chunks](Deck& d) {
-          d.parallel.chunks = chunks;
-          d.parallel.schedule = "breadth_first";
-        });
+    if (chunks <= most && chunks > deck.parallel.chunks && deck.parallel.schedule != "file")
+      list.push_back({format("parallel.chunks = {}, parallel.schedule = \"breadth_first\"", chunks),
+                      {"parallel.chunks"},
+                      [chunks](Deck& d) {
+                        d.parallel.chunks = chunks;
+                        d.parallel.schedule = "breadth_first";
+                      },
+                      "parallel.chunks"});
   return list;
 }
 
-std::optional<Remedy> try_changes(const Plan& plan, const std::vector<const Change*>& changes,
-                                  const Hardware& hardware, const std::optional<HostMemory>& here) {
+bool touch_one_key(const Change& a, const Change& b) {
+  return std::find_first_of(a.keys.begin(), a.keys.end(), b.keys.begin(), b.keys.end()) !=
+         a.keys.end();
+}
+
+// Of each kind the fastest; where a forecast cannot tell them apart, the first, which changes
+// least: a micro-batch of one costs what no forecast by FLOPs and bytes knows.
+std::vector<Remedy> best_of_each_kind(const std::vector<Found>& found) {
+  constexpr double kSame = 1.02;
+  std::map<std::string, double> fastest;
+  for (const Found& one : found) {
+    const auto [at, is_new] = fastest.emplace(one.kind, one.remedy.step_seconds);
+    at->second = std::min(at->second, one.remedy.step_seconds);
+  }
+  std::vector<Remedy> best;
+  for (const Found& one : found) {
+    const auto at = fastest.find(one.kind);
+    if (at == fastest.end() || one.remedy.step_seconds > kSame * at->second) continue;
+    best.push_back(one.remedy);
+    fastest.erase(at);
+  }
+  std::stable_sort(best.begin(), best.end(), [](const Remedy& a, const Remedy& b) {
+    return a.step_seconds < b.step_seconds;
+  });
+  return best;
+}
+
+std::optional<Found> try_changes(const Plan& plan, const std::vector<const Change*>& changes,
+                                 const Hardware& hardware, const std::optional<HostMemory>& here) {
   Deck deck = plan.deck;
   std::vector<std::string> texts;
+  std::string kind;
   for (const Change* change : changes) {
     change->apply(deck);
     texts.push_back(change->text);
+    kind += change->kind + '\n';
   }
   try {
     const Plan changed = make_plan(deck);
     if (!faults_of(changed, hardware, here).empty()) return std::nullopt;
-    return Remedy{join(texts, ", "), step_seconds(changed, hardware)};
+    return Found{{join(texts, ", "), step_seconds(changed, hardware)}, kind};
   } catch (const Error&) { return std::nullopt; }  // such a deck cannot be
 }
 
@@ -157,13 +213,14 @@ std::vector<Remedy> remedies(const Plan& plan, const Hardware& hardware,
                              const std::optional<HostMemory>& here) {
   const std::vector<Change> changes = changes_for(plan.deck);
   constexpr size_t kShown = 3, kMostKeys = 3;
-  std::vector<Remedy> found;
+  std::vector<Found> found;
+  std::set<std::string> kinds;                     // of these
   std::vector<std::vector<const Change*>> enough;  // sets that fit
   // All sets of one change, then of two where those are too few, then of three where there is none:
   // never with changes that fit without the rest.
   std::vector<std::vector<size_t>> sets{{}};
   for (size_t size = 1; size <= kMostKeys; ++size) {
-    if (found.size() >= kShown || (size == kMostKeys && !found.empty())) break;
+    if (kinds.size() >= kShown || (size == kMostKeys && !found.empty())) break;
     std::vector<std::vector<size_t>> larger;
     for (const auto& set : sets)
       for (size_t next = set.empty() ? 0 : set.back() + 1; next < changes.size(); ++next) {
@@ -172,7 +229,7 @@ std::vector<Remedy> remedies(const Plan& plan, const Hardware& hardware,
         std::vector<const Change*> chosen;
         bool twice = false;
         for (size_t at : candidate) {
-          for (const Change* other : chosen) twice |= other->keys == changes[at].keys;
+          for (const Change* other : chosen) twice |= touch_one_key(*other, changes[at]);
           chosen.push_back(&changes[at]);
         }
         const bool fits_without = std::any_of(enough.begin(), enough.end(), [&](const auto& small) {
@@ -180,18 +237,17 @@ std::vector<Remedy> remedies(const Plan& plan, const Hardware& hardware,
         });
         if (twice || fits_without) continue;
         larger.push_back(candidate);
-        if (auto remedy = try_changes(plan, chosen, hardware, here)) {
-          found.push_back(*remedy);
+        if (auto one = try_changes(plan, chosen, hardware, here)) {
+          kinds.insert(one->kind);
+          found.push_back(std::move(*one));
           enough.push_back(chosen);
         }
       }
     sets = std::move(larger);
   }
-  std::stable_sort(found.begin(), found.end(), [](const Remedy& a, const Remedy& b) {
-    return a.step_seconds < b.step_seconds;
-  });
-  if (found.size() > kShown) found.resize(kShown);
-  return found;
+  std::vector<Remedy> best = best_of_each_kind(found);
+  if (best.size() > kShown) best.resize(kShown);
+  return best;
 }
 
 size_t bytes_in_use(const Plan& plan, const Hardware& hardware, int pp_rank) {

@@ -12,7 +12,8 @@ double activation_bytes(const Plan& plan) {
   size_t most = 0;
   for (int rank = 0; rank < plan.mesh.pp; ++rank) {
     const BufferPlan& buffers = plan.train.buffers[static_cast<size_t>(rank)];
-    size_t bytes = buffers.bytes(Value::saved) + buffers.bytes(Value::activation);
+    size_t bytes = buffers.bytes(Value::saved) + buffers.bytes(Value::stored) +
+                   buffers.bytes(Value::activation);
     size_t rebuilt = 0;
     for (const Chunk& chunk : plan.chunks) {
       if (chunk.rank != rank || chunk.segment_layers == 0) continue;

@@ -120,6 +120,11 @@ StateLayout state_layout(const Plan& plan, int chunk) {
   return layout;
 }
 
+bool has_test_part(const Deck& deck) {
+  return deck.data.format == DataFormat::synthetic ? deck.data.synthetic_test > 0
+                                                   : !deck.data.test.empty();
+}
+
 int saved_parts(const Deck& deck) { return deck.optimizer.ema > 0 ? 4 : 3; }
 
 SaveSize save_size(const Plan& plan, int pp_rank) {
@@ -287,11 +292,15 @@ std::vector<MemoryLine> Plan::memory(int pp_rank) const {
                               buffers.bytes(Value::loss));
   // Batches in host memory: read ahead, and in use by the steps in flight.
   const bool first = chunks.front().rank == pp_rank, last = chunks.back().rank == pp_rank;
-  const size_t sample = (first ? value_bytes(*this, train, Value::pictures, -1) : 0) +
-                        (last ? value_bytes(*this, train, Value::labels, -1) : 0);
-  const auto held = static_cast<size_t>(batches_held());
-  table.add(counted("pictures and labels of a step", held),
-            held * sample * static_cast<size_t>(train.shape.micros), Home::host);
+  const auto add_batches = [&](std::string_view name, const Phase& phase, int batches) {
+    const size_t micro = (first ? value_bytes(*this, phase, Value::pictures, -1) : 0) +
+                         (last ? value_bytes(*this, phase, Value::labels, -1) : 0);
+    const auto held = static_cast<size_t>(batches);
+    table.add(counted(name, held), held * micro * static_cast<size_t>(phase.shape.micros),
+              Home::host);
+  };
+  add_batches("pictures and labels of a step", train, batches_held());
+  if (has_test_part(deck)) add_batches("pictures and labels to evaluate", eval, kEvaluationBatches);
   if (saves())
     table.add("state on its way to a checkpoint", save_size(*this, pp_rank).pool, Home::host);
   return table.take();

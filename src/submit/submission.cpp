@@ -158,22 +158,12 @@ class Line {
   Submission out_;
 };
 
-// Quoted where a shell would read it otherwise.
-std::string quoted(const std::string& word) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./%@";
-  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
-}
-
 }  // namespace
 
 std::string Submission::line() const {
   std::vector<std::string> words;
   for (const auto* part : {&environment, &command})
-    for (const std::string& word : *part) words.push_back(quoted(word));
+    for (const std::string& word : *part) words.push_back(shell_word(word));
   return join(words, " ");
 }
 

@@ -10,7 +10,7 @@ Predictor::Predictor(RankContext& context, OpenedSource pictures)
     : context_(context),
       pictures_(std::move(pictures)),
       engine_(context, context.plan().eval),
-      ring_(make_ring(context, context.plan().eval, 3)) {
+      ring_(make_ring(context, context.plan().eval, Plan::kEvaluationBatches)) {
   engine_.keep_lane_states();
   if (!context.has_last_chunk()) return;
   const Plan& plan = context.plan();

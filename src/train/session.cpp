@@ -16,11 +16,6 @@ bool reads_labels(const Plan& plan, int rank) {
   return plan.mesh.coord(rank).pp == plan.chunks.back().rank;
 }
 
-bool has_test_part(const Deck& deck) {
-  return deck.data.format == DataFormat::synthetic ? deck.data.synthetic_test > 0
-                                                   : !deck.data.test.empty();
-}
-
 int reading_threads(const Deck& deck) { return std::max(1, deck.data.workers); }
 
 OpenedSource open_everywhere(const Plan& plan, Communicator& world,
@@ -104,7 +99,7 @@ Evaluator::Evaluator(RankContext& context, OpenedSource test)
     : context_(context),
       test_(std::move(test)),
       engine_(context, context.plan().eval),
-      ring_(make_ring(context, context.plan().eval, 3)) {
+      ring_(make_ring(context, context.plan().eval, Plan::kEvaluationBatches)) {
   engine_.keep_lane_states();
 }
 

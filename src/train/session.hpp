@@ -23,8 +23,6 @@ OpenedSource open_everywhere(const Plan& plan, Communicator& world,
                              const std::function<std::shared_ptr<const Source>()>& open);
 OpenedSource open_source_everywhere(const Plan& plan, Communicator& world, Part part);
 
-// Whether the deck names pictures to evaluate on.
-bool has_test_part(const Deck& deck);
 // Threads of one rank that read pictures: data.workers, or one.
 int reading_threads(const Deck& deck);
 

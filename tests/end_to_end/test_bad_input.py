@@ -130,6 +130,14 @@ def test_no_deck_and_bad_command_lines(program):
         assert done.stderr.strip() or done.stdout.strip()
 
 
+def test_a_word_that_an_option_does_not_know_is_answered_with_those_it_does(program):
+    done = program.run("export", "a", "b", "--type", "f8")
+    assert done.returncode == 2 and "f8: must be one of f16, bf16, f32" in done.stderr
+    assert "ENUM" not in program.run("export", "--help").stdout
+    done = program.run("submit", program.deck(), "--tasks-per-node", "0")
+    assert done.returncode == 2 and "in range 1 to" in done.stderr
+
+
 def test_memory_that_will_not_fit_is_exit_3(program):
     refuse(
         program, 3, ["memory.device_limit", "100"], DECK, ["--set", "memory.device_limit=100 kB"]

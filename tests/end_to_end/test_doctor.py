@@ -1,11 +1,12 @@
 """What `voltapile doctor` says of a node, sound or with a real fault."""
 
 import os
+import re
 import subprocess
 
 import pytest
 
-from conftest import BINARY
+from conftest import BINARY, ROOT
 
 
 def examine(environment=None, *wrapper):
@@ -25,14 +26,21 @@ def line_of(text, what):
 
 def test_a_node_is_described_and_variables_that_nothing_reads_are_named():
     unread = ["NCCL_ASYNC_ERROR_HANDLING", "OMPI_MCA_btl_vader_nonsense", "VOLTAPILE_NONSENSE"]
-    read = ["OMPI_MCA_btl_vader_single_copy_mechanism", "VOLTAPILE_LAUNCHER"]
+    read = ["OMPI_MCA_btl_vader_single_copy_mechanism"]
+    for script in [ROOT / "docs" / "CLUSTER.md", *(ROOT / "jobscripts").glob("*.sh")]:
+        read += re.findall(r"\bVOLTAPILE(?:_[A-Z0-9]+)*\b", script.read_text())
     _, text = examine({**os.environ, **{name: "1" for name in unread + read}})
     for what in ("CPUs", "free memory", "/dev/shm", "Open MPI"):
         assert what in text
     for name in unread:
         assert "warning" in line_of(text, name), text
     for name in read:
-        assert name not in text
+        assert f"{name}:" not in text, text
+
+
+def test_what_mpirun_sets_for_its_ranks_is_no_fault():
+    _, text = examine(None, "mpirun", "-n", "1")
+    assert "CPUs" in text and "OMPI_MCA" not in text, text
 
 
 def test_too_few_files_are_a_problem():

@@ -3,6 +3,7 @@ are stood in for by scripts that answer as their manuals say."""
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -346,6 +347,22 @@ def test_the_runs_of_a_sweep_never_share_a_name(job):
     assert not (job.folder / "runs").exists()
 
 
+def test_a_sweep_finds_its_scripts_wherever_the_program_lies(job, tmp_path):
+    program = tmp_path / "voltapile"
+    shutil.copy(BINARY, program)
+    job.environment["VOLTAPILE"] = str(program)
+    job.environment.pop("VOLTAPILE_JOBSCRIPTS", None)
+    done = sweep(job, job.deck(), "run.seed=1,2")
+    assert done.returncode == 0 and f"{SCRIPTS}/slurm.sbatch" in done.stdout, done.stderr
+
+
+def test_a_table_of_no_sweep_is_refused(job):
+    line = [SCRIPTS / "sweep.sh", "--table", job.folder]
+    done = subprocess.run(line, cwd=job.folder, capture_output=True, text=True)
+    assert done.returncode != 0 and "runs.tsv: No such file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_sweeps_that_cannot_be(job):
     deck = job.deck()
     twice = sweep(job, deck, "optimizer.lr=1e-3,1e-3")
@@ -364,7 +381,7 @@ def test_the_table_ranks_accuracy_before_loss_and_survives_missing_runs(job):
         "a": [trained % (5, 0.5), tested % 0.3],
         "b": [trained % (9, 0.7), tested % 0.4],
         "c": [trained % (3, 0.1), '{"kind":"tra'],
-        "d": [trained % (4, "null")],
+        "d": [trained % (4, "null"), '{"kind":"rewind","step":4,"from_step":6,"rewinds":1}'],
     }.items():
         (job.folder / name).mkdir()
         (job.folder / name / "metrics.jsonl").write_text("\n".join(lines))

@@ -32,7 +32,7 @@ HOMES = (
     (r"(jpeglib|jerror|turbojpeg|png|archive|archive_entry|zlib)\.h", ("src/data/",)),
     (r"(hwloc(/.*)?|liburing(/.*)?)\.h", ("src/device/host/",)),
     (r"nlohmann/.*", ("src/checkpoint/", "src/report/", "src/train/")),
-    (r"CLI/.*|CLI11\.hpp", ("src/main.cpp",)),
+    (r"CLI/.*|CLI11\.hpp", ("src/main.cpp", "src/command_line.hpp")),
     (r"spdlog/.*", ("src/base/",)),
     (r"fmt/.*", ("src/base/", "include/voltapile/base/")),
     (r"g(test|mock)/.*", ("tests/",)),

@@ -19,4 +19,6 @@ struct Format {
 inline constexpr Format format{};
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
+// As one word of a shell: quoted where it would read it otherwise.
+std::string shell_word(std::string_view text);
 }  // namespace voltapile

@@ -15,8 +15,8 @@ struct Forecast {
   double hardware_flops_per_step = 0;  // recomputation included
   double bubble = 0;                   // simulated, costs by FLOPs
   double bubble_formula = -1;          // -1: none for this schedule
-  // Heaviest rank: what is kept from forward to backward (saved tensors and boundary activations)
-  // and the buffer in which a segment is rebuilt.
+  // Heaviest rank: what is kept from forward to backward (saved tensors, in 8 bits or on the host
+  // too, and boundary activations) and the buffer in which a segment is rebuilt.
   double activation_bytes = 0;
   double activation_bytes_without_recompute = 0;
 };

@@ -90,6 +90,8 @@ struct Plan {
   ScheduleShape shape() const { return train.shape; }
   // Steps whose batch lies in host memory: data.prefetch_factor ahead, and two in flight.
   int batches_held() const { return deck.data.prefetch_factor + 2; }
+  // The same of evaluation: one in use, two ahead.
+  static constexpr int kEvaluationBatches = 3;
   bool saves() const;           // checkpoints, unasked
   bool split_backward() const;  // the schedule has backward_weight instructions
   // Elements of chunk `chunk` that one data rank's optimizer owns.
@@ -141,6 +143,9 @@ struct StateLayout {
   const PlacedState& operator[](StatePart part) const { return parts[static_cast<size_t>(part)]; }
 };
 StateLayout state_layout(const Plan& plan, int chunk);
+
+// Whether the deck names pictures to evaluate on.
+bool has_test_part(const Deck& deck);
 
 // What a checkpoint keeps of a parameter, in f32 each: master weights, two moments, and averages
 // where the deck has them.

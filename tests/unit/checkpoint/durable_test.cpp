@@ -1,9 +1,12 @@
 // Digests, and files that appear whole.
 #include "voltapile/checkpoint/durable.hpp"
 
+#include <csignal>
+#include <filesystem>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "voltapile/base/error.hpp"
 
@@ -53,6 +56,19 @@ TEST(Durable, PublishingLeavesAnOpenReaderTheOldFile) {
   EXPECT_EQ(got, before);
   EXPECT_EQ(digest_file(path).hex, digest_of(after));
   EXPECT_THROW(publish_file(folder.path() / "no" / "x", after), Error);
+}
+
+TEST(Durable, WhatCannotBeWrittenWholeLeavesNothing) {
+  const sample::Folder folder;
+  const auto path = folder.path() / "x";
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{.rlim_cur = 10, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  EXPECT_THROW(publish_file(path, noise(100)), Error);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 TEST(Durable, DigestsOfRangesAreThoseOfTheirBytes) {

@@ -57,6 +57,10 @@ TEST(ParseDeck, ShortDeckGetsTheStatedDefaults) {
   EXPECT_TRUE(deck.checkpoint.at_end);
 }
 
+TEST(ParseDeck, AByteOrderMarkIsNoPartOfIt) {
+  EXPECT_EQ(parse_deck(std::string("\xEF\xBB\xBF") + kShort, "decks/short.toml"), short_deck());
+}
+
 TEST(ParseDeck, EveryNotationOfAValue) {
   const Deck deck =
       short_deck({"model.image=[32, 64]", "model.patch=[4, 8]", "run.walltime=71h30m",

@@ -74,6 +74,31 @@ TEST(Fit, TwoChangesTogetherMayBeWhatItTakes) {
   EXPECT_EQ(list.front().change, "memory.weights = \"host\", optimizer.moments = \"int8\"");
 }
 
+// Evaluation follows a smaller micro-batch; and of all that fit the largest is named.
+TEST(Fit, AMicroBatchIsNoSmallerThanItMustBe) {
+  const std::string file = std::string(VOLTAPILE_INPUT_DECKS) + "/vit_tiny_synthetic.toml";
+  const auto remedies_at = [&](const std::string& limit, const std::string& key = "run.seed=1") {
+    return remedies(make_plan(load_deck(file, {"memory.device_limit=" + limit, key})), {},
+                    std::nullopt);
+  };
+  const std::vector<Remedy> half = remedies_at("700 MB");
+  ASSERT_FALSE(half.empty());
+  EXPECT_EQ(half.front().change, "batch.micro = 16");
+  for (size_t i = 1; i < half.size(); ++i) EXPECT_FALSE(half[i].change.starts_with("batch.micro"));
+  const std::vector<Remedy> least = remedies_at("150 MB");
+  ASSERT_FALSE(least.empty());
+  EXPECT_EQ(least.front().change, "batch.micro = 1");
+  const std::vector<Remedy> own = remedies_at("700 MB", "eval.batch=32");
+  ASSERT_FALSE(own.empty());
+  EXPECT_EQ(own.front().change, "batch.micro = 16, eval.batch = 16");
+}
+
+TEST(Fit, ALargeEvaluationIsCutToWhatTrainingTakes) {
+  Deck deck = load_deck(std::string(VOLTAPILE_INPUT_DECKS) + "/vit_tiny_synthetic.toml",
+                        {"batch.micro=4", "eval.batch=256", "memory.device_limit=1 GB"});
+  EXPECT_EQ(remedies(make_plan(deck), {}, std::nullopt).front().change, "eval.batch = 4");
+}
+
 TEST(Fit, NoRemedyIsNamedWhereThereIsNone) {
   Deck deck = large_deck();
   deck.memory.device_limit_bytes = 1'000'000;

@@ -180,6 +180,19 @@ TEST(Memory, HomesMoveTheirLines) {
 
 // In full only of what is copied from the device; else checkpoint.pool bounds it, and the rest of
 // the state is what updates may have to wait for.
+TEST(Memory, PicturesToEvaluateWaitOnTheHost) {
+  Deck deck = test::sample_deck();
+  deck.data.format = DataFormat::synthetic;
+  deck.data.synthetic_test = 0;
+  const size_t without = make_plan(deck).bytes_at(Home::host, 0);
+  deck.data.synthetic_test = 1;
+  const Plan plan = make_plan(deck);
+  const auto& m = deck.model;
+  const int64_t batch = plan.eval.samples_per_step / plan.mesh.dp;
+  EXPECT_GE(plan.bytes_at(Home::host, 0) - without,
+            static_cast<size_t>(3 * batch * m.channels * m.image[0] * m.image[1]));
+}
+
 TEST(Memory, ACheckpointTakesItsPoolOrACopyOfTheState) {
   Deck deck = test::sample_deck();
   deck.model.dim = 256;
