@@ -31,7 +31,7 @@ void launch_hopper(const TensorView& qkv, const TensorView& lengths, const Tenso
   const bool resident =
       2 * ((o.tokens + S::kKeys - 1) / S::kKeys) <= S::kStages && heads >= multiprocessors;
   o.group = resident ? o.tiles : std::min(o.tiles, S::kGroups);
-  const int64_t items = heads * ((o.tiles + o.group - 1) / o.group);
+  const int64_t items = heads * o.groups();
   o.items = static_cast<int>(items);
   launch(attention_hopper_kernel<T, S>, std::min<int64_t>(items, multiprocessors), S::kThreads,
          S::kSharedBytes, stream, o);

@@ -18,9 +18,7 @@ __device__ __forceinline__ void copy_tile(const CUtensorMap& map, const CUtensor
                                           uint32_t tile, uint32_t barrier, const HopperItem& item,
                                           int part, int token) {
   arrive_expecting(barrier, kRows * S::kDim * 2);
-#pragma unroll
-  for (int c = 0; c < S::kColumns; ++c)
-    copy_box(tile + c * kRows * 128, map, barrier, 64 * c, item.h, part, token, item.b);
+  copy_columns<S, kRows * 128>(map, tile, barrier, item.h, part, token, item.b);
   if constexpr (S::kTail > 0)
     copy_box(tile + S::kColumns * kRows * 128, tail, barrier, 64 * S::kColumns, item.h, part, token,
              item.b);
@@ -30,7 +28,7 @@ template <class S>
 __device__ __forceinline__ void copy_keys_and_values(const HopperOperands& o, uint32_t shared) {
   HopperRing<S> ring{shared};
   for (int index = blockIdx.x; index < o.items; index += gridDim.x) {
-    const HopperItem item(o, S::kKeys, index);
+    const auto item = HopperItem::of(o, S::kKeys, index);
     for (int i = 0; i < item.key_tiles; ++i)
 #pragma unroll
       for (int part = 1; part < 3; ++part) {
@@ -45,7 +43,7 @@ template <class S>
 __device__ __forceinline__ void copy_queries(const HopperOperands& o, uint32_t shared) {
   int warpgroup = 0, turn = 0;
   for (int index = blockIdx.x; index < o.items; index += gridDim.x) {
-    const HopperItem item(o, S::kKeys, index);
+    const auto item = HopperItem::of(o, S::kKeys, index);
     for (int i = 0; i < item.count; ++i) {
       const HopperQueries<S> queries(shared, warpgroup, turn);
       wait(queries.empty(), queries.parity ^ 1);
@@ -66,10 +64,7 @@ __device__ __forceinline__ void clear_padding(uint32_t values, int valid, int ba
   for (int i = threadIdx.x % 128 + valid * kPieces; i < S::kKeys * kPieces; i += 128) {
     const int row = i / kPieces, piece = i % kPieces, column = piece / 8;
     const int width = column < S::kColumns ? 128 : S::kTailBytes;
-    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(values + column * S::kKeys * 128 +
-                                                                  row * width + piece % 8 * 16),
-                 "r"(0)
-                 : "memory");
+    store_zeros(values + column * S::kKeys * 128 + row * width + piece % 8 * 16);
   }
   publish_shared();
   warpgroup_sync(barrier);
@@ -92,7 +87,7 @@ __device__ __forceinline__ void attend(const HopperOperands& o, uint32_t shared,
     stored = 0;
   };
   for (int index = blockIdx.x; index < o.items; index += gridDim.x) {
-    const HopperItem item(o, S::kKeys, index);
+    const auto item = HopperItem::of(o, S::kKeys, index);
     bool passed = false;  // whether this warpgroup has let the item's keys and values go
     for (; next < item.count; next += S::kGroups) {
       const bool last = next + S::kGroups >= item.count;
@@ -206,8 +201,7 @@ __global__ __launch_bounds__(S::kThreads, 1) void attention_hopper_kernel(
 #if VP_HAS_WGMMA
   extern __shared__ __align__(1024) unsigned char memory[];
   const uint32_t shared = shared_address(memory);
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-  if (threadIdx.x == 0) {
+  const auto prepare = [&] {
     prefetch_map(o.queries);
     prefetch_map(o.keys);
     prefetch_map(o.out);
@@ -221,17 +215,13 @@ __global__ __launch_bounds__(S::kThreads, 1) void attention_hopper_kernel(
       barrier_init(queries.full, 1);
       barrier_init(queries.empty(), 1);
     }
-    barriers_ready();
-  }
-  __syncthreads();
-  if (warp < 4) {
-    leave_registers<S::kCopierRegisters>();
+  };
+  const auto copy = [&](int) {
     if (threadIdx.x == 0) copy_keys_and_values<S>(o, shared);
     else if (threadIdx.x == 32) copy_queries<S>(o, shared);
-  } else {
-    take_registers<S::kRegisters>();
-    attend<T, S>(o, shared, warp / 4 - 1);
-  }
+  };
+  const auto compute = [&](int warpgroup) { attend<T, S>(o, shared, warpgroup); };
+  run_roles<S>(prepare, copy, compute);
 #endif
 }
 

@@ -17,16 +17,14 @@ template <class S>
 __device__ __forceinline__ void copy_keys(const HopperBackwardOperands& o, uint32_t shared) {
   HopperSlot<S> slot{shared};
   for (int index = blockIdx.x; index < o.all_heads; index += gridDim.x) {
-    const HopperHead head(o, S::kKeys, index);
+    const HopperBackwardHead head(o, S::kKeys, index);
     for (int pass = 0; pass < head.passes; ++pass)
 #pragma unroll
       for (int part = 2; part > 0; --part) {
         wait(slot.empty(), slot.parity ^ 1);
         arrive_expecting(slot.full(), S::kKeyBytes);
-#pragma unroll
-        for (int c = 0; c < S::kColumns; ++c)
-          copy_box(slot.tile() + c * S::kKeys * 128, o.keys, slot.full(), 64 * c, head.h, part,
-                   pass * S::kKeys, head.b);
+        copy_columns<S, S::kKeys * 128>(o.keys, slot.tile(), slot.full(), head.h, part,
+                                        pass * S::kKeys, head.b);
         slot.advance();
       }
   }
@@ -37,27 +35,20 @@ __device__ __forceinline__ void copy_tiles(const HopperBackwardOperands& o, uint
   HopperTurn<S> turn{shared};
   HopperOut<S> out{shared};
   for (int index = blockIdx.x; index < o.all_heads; index += gridDim.x) {
-    const HopperHead head(o, S::kKeys, index);
+    const HopperBackwardHead head(o, S::kKeys, index);
     for (int pass = 0; pass < head.passes; ++pass)
       for (int i = 0; i < head.tiles; ++i, turn.advance()) {
         wait(turn.empty(), turn.parity ^ 1);
         arrive_expecting(turn.queries_full(), S::kTileBytes);
-#pragma unroll
-        for (int c = 0; c < S::kColumns; ++c)
-          copy_box(turn.queries() + c * S::kPartBytes, o.queries, turn.queries_full(), 64 * c,
-                   head.h, 0, 64 * i, head.b);
+        copy_columns<S, S::kPartBytes>(o.queries, turn.queries(), turn.queries_full(), head.h, 0,
+                                       64 * i, head.b);
         arrive_expecting(turn.dout_full(), S::kTileBytes);
-#pragma unroll
-        for (int c = 0; c < S::kColumns; ++c)
-          copy_box(turn.dout() + c * S::kPartBytes, o.dout, turn.dout_full(), 64 * c, head.h,
-                   64 * i, head.b);
+        copy_columns<S, S::kPartBytes>(o.dout, turn.dout(), turn.dout_full(), head.h, 64 * i,
+                                       head.b);
         if (pass > 0) continue;
         wait(out.empty(), out.parity ^ 1);
         arrive_expecting(out.full(), S::kTileBytes);
-#pragma unroll
-        for (int c = 0; c < S::kColumns; ++c)
-          copy_box(out.tile() + c * S::kPartBytes, o.out, out.full(), 64 * c, head.h, 64 * i,
-                   head.b);
+        copy_columns<S, S::kPartBytes>(o.out, out.tile(), out.full(), head.h, 64 * i, head.b);
         out.parity ^= 1;
       }
   }
@@ -80,7 +71,7 @@ class HopperRowSums {
                                  static_cast<int64_t>(o_.tiles) * (S::kQueries * S::kDim / 4)) +
         first_ + lane_;
     for (int index = blockIdx.x; index < o_.all_heads; index += gridDim.x) {
-      const HopperHead head(o_, S::kKeys, index);
+      const HopperBackwardHead head(o_, S::kKeys, index);
       if (head.padded) clear_gradients(head);
       const float* const lse = o_.lse + static_cast<int64_t>(index) * o_.tokens;
       for (int pass = 0; pass < head.passes; ++pass)
@@ -108,8 +99,7 @@ class HopperRowSums {
             clear(turn.dout(), valid);
             publish_shared();
           }
-          __syncwarp();
-          if (lane_ == 0) arrive(turn.rows_full());
+          arrive(turn.rows_full());
         }
     }
   }
@@ -162,13 +152,10 @@ class HopperRowSums {
   __device__ __forceinline__ void clear(uint32_t tile, int valid) const {
     constexpr int kPieces = S::kDim / 8;
     for (int i = max(valid, first_) * kPieces + lane_; i < (first_ + 32) * kPieces; i += 32)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                       tile + i % kPieces / 8 * S::kPartBytes + i / kPieces * 128 + i % 8 * 16),
-                   "r"(0)
-                   : "memory");
+      store_zeros(tile + i % kPieces / 8 * S::kPartBytes + i / kPieces * 128 + i % 8 * 16);
   }
   // Gradients of padding where no tile of the head reaches.
-  __device__ __forceinline__ void clear_gradients(const HopperHead& head) const {
+  __device__ __forceinline__ void clear_gradients(const HopperBackwardHead& head) const {
     const int pieces = o_.dim / 8;
 #pragma unroll
     for (int part = 0; part < 3; ++part) {
@@ -195,8 +182,7 @@ __global__ __launch_bounds__(S::kThreads, 1) void attention_hopper_backward_kern
 #if VP_HAS_WGMMA
   extern __shared__ __align__(1024) unsigned char memory[];
   const uint32_t shared = shared_address(memory);
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-  if (threadIdx.x == 0) {
+  const auto prepare = [&] {
     prefetch_map(o.queries);
     prefetch_map(o.keys);
     prefetch_map(o.dout);
@@ -207,7 +193,7 @@ __global__ __launch_bounds__(S::kThreads, 1) void attention_hopper_backward_kern
       const HopperTurn<S> turn{shared, i};
       barrier_init(turn.queries_full(), 1);
       barrier_init(turn.dout_full(), 1);
-      barrier_init(turn.rows_full(), 2);
+      barrier_init(turn.rows_full(), 64);  // each thread for its row
       barrier_init(turn.empty(), kConsumers);
       barrier_init(turn.scores_full(), kConsumers);
       // dQ's columns are of different warpgroups; where there is one, its tiles are.
@@ -221,18 +207,14 @@ __global__ __launch_bounds__(S::kThreads, 1) void attention_hopper_backward_kern
       barrier_init(slot.full(), 1);
       barrier_init(slot.empty(), kConsumers);
     }
-    barriers_ready();
-  }
-  __syncthreads();
-  if (warp < 4) {
-    leave_registers<S::kCopierRegisters>();
+  };
+  const auto copy = [&](int warp) {
     if (threadIdx.x == 0) copy_keys<S>(o, shared);
     else if (threadIdx.x == 32) copy_tiles<S>(o, shared);
     else if (warp >= 2) HopperRowSums<T, S>(o, shared, warp - 2).run();
-  } else {
-    take_registers<S::kRegisters>();
-    HopperBackwardKeys<T, S>(o, shared, warp / 4 - 1).run();
-  }
+  };
+  const auto compute = [&](int warpgroup) { HopperBackwardKeys<T, S>(o, shared, warpgroup).run(); };
+  run_roles<S>(prepare, copy, compute);
 #endif
 }
 

@@ -23,14 +23,14 @@ class HopperBackwardKeys {
 
   __device__ __forceinline__ void run() {
     for (int index = blockIdx.x; index < o_.all_heads; index += gridDim.x) {
-      const HopperHead head(o_, S::kKeys, index);
+      const HopperBackwardHead head(o_, S::kKeys, index);
       for (int pass = 0; pass < head.passes; ++pass) run_pass(head, pass);
     }
     if (leader()) wait_stores_read();
   }
 
  private:
-  __device__ __forceinline__ void run_pass(const HopperHead& head, int pass) {
+  __device__ __forceinline__ void run_pass(const HopperBackwardHead& head, int pass) {
     const HopperSlot<S> values = ring_;
     ring_.advance();
     const HopperSlot<S> keys = ring_;
@@ -153,11 +153,8 @@ class HopperBackwardKeys {
   __device__ __forceinline__ void clear_keys(uint32_t tile, int valid) const {
     constexpr int kPieces = S::kDim / 8;
     for (int i = threadIdx.x % 128 + valid * kPieces; i < S::kBlocks * 64 * kPieces; i += 128)
-      asm volatile(
-          "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-              tile + part_of(0) + i % kPieces / 8 * kColumnBytes + i / kPieces * 128 + i % 8 * 16),
-          "r"(0)
-          : "memory");
+      store_zeros(tile + part_of(0) + i % kPieces / 8 * kColumnBytes + i / kPieces * 128 +
+                  i % 8 * 16);
     publish_shared();
     sync();
   }
@@ -181,7 +178,7 @@ class HopperBackwardKeys {
                                              moved(b, i / 4 * S::kPartBytes + i % 4 * 32), i > 0);
   }
   __device__ __forceinline__ void begin_scores(Scores& s, uint32_t own_keys, const Turn& turn,
-                                               const HopperHead& head, int tile) const {
+                                               const HopperBackwardHead& head, int tile) const {
     wait(turn.queries_full(), turn.parity);
     if (head.padded && tile * 64 + 64 > head.length) wait(turn.rows_full(), turn.parity);
     begin_product(s, own_keys, turn.queries());
@@ -285,8 +282,9 @@ class HopperBackwardKeys {
       WarpgroupProduct<T, 64>::multiply_columns(dq, moved(a, i / 4 * S::kPartBytes + i % 4 * 32),
                                                 moved(b, i * 16 * 128), 1);
   }
-  __device__ __forceinline__ void end_queries(Scores& dq, const Turn& turn, const HopperHead& head,
-                                              int tile, int pass) const {
+  __device__ __forceinline__ void end_queries(Scores& dq, const Turn& turn,
+                                              const HopperBackwardHead& head, int tile,
+                                              int pass) const {
     pin(dq);
     if (warp_leader()) arrive(turn.scores_empty());
     if (pass + 1 < head.passes) {

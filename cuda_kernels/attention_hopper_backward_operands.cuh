@@ -1,6 +1,6 @@
 // What attention_hopper_backward.cuh works on, and how its shared memory is laid out.
 #pragma once
-#include "hopper.cuh"
+#include "attention_hopper_common.cuh"
 
 namespace voltapile::cuda {
 
@@ -54,16 +54,15 @@ struct HopperBackwardOperands {
 };
 
 #if VP_HAS_WGMMA
-struct HopperHead {
-  __device__ __forceinline__ HopperHead(const HopperBackwardOperands& o, int keys, int head)
-      : b(head / o.heads), h(head % o.heads) {
-    length = o.lengths ? o.lengths[b] : o.tokens;
-    tiles = (length + 63) / 64;
-    passes = (length + keys - 1) / keys;
-    padded = length < o.tokens;
-  }
-  int b, h, length;
-  int tiles, passes;  // of queries; over keys
+// How a thread block passes over a head, whose keys come in tiles of `keys`.
+struct HopperBackwardHead : HopperHead {
+  __device__ __forceinline__ HopperBackwardHead(const HopperBackwardOperands& o, int keys,
+                                                int index)
+      : HopperHead(o, index),
+        tiles((length + 63) / 64),
+        passes((length + keys - 1) / keys),
+        padded(length < o.tokens) {}
+  int tiles, passes;  // of queries that are no padding; over keys
   bool padded;
 };
 

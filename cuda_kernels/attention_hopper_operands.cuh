@@ -1,7 +1,7 @@
 // What attention_hopper.cuh works on, and how its shared memory is laid out: a ring of tiles of
 // keys and values, each warpgroup's tiles of queries, then two barriers for each.
 #pragma once
-#include "hopper.cuh"
+#include "attention_hopper_common.cuh"
 
 namespace voltapile::cuda {
 
@@ -37,25 +37,24 @@ struct HopperOperands {
   int tiles;  // of 64 queries a head
   int group;  // of them that pass over keys and values together: at most kGroups, unless all keys
               // and values of a head fit into the ring
-  int items;  // B * H * ceil(tiles / group)
+  int items;  // B * H * groups()
   float scale;
+
+  __host__ __device__ int groups() const { return (tiles + group - 1) / group; }  // of a head
 };
 
 #if VP_HAS_WGMMA
-struct HopperItem {
-  // Item number `index` of o.
-  __device__ __forceinline__ HopperItem(const HopperOperands& o, int keys, int index) {
-    const int groups = (o.tiles + o.group - 1) / o.group;
-    const int head = index / groups;
-    first = index % groups * o.group;
-    count = min(o.group, o.tiles - first);
-    b = head / o.heads;
-    h = head % o.heads;
-    length = o.lengths ? o.lengths[b] : o.tokens;
-    key_tiles = (length + keys - 1) / keys;
+// Some of a head's tiles of queries: `count` from number `first` on.
+struct HopperItem : HopperHead {
+  // Item number `index` of o, whose keys come in tiles of `keys`.
+  __device__ __forceinline__ static HopperItem of(const HopperOperands& o, int keys, int index) {
+    const int groups = o.groups();
+    const int first = index % groups * o.group, count = min(o.group, o.tiles - first);
+    const HopperHead head(o, index / groups);
+    return {head, first, count, (head.length + keys - 1) / keys};
   }
-  int b, h, first, count;  // `count` tiles of queries from number `first` on
-  int length, key_tiles;
+  int first, count;
+  int key_tiles;
 };
 
 // Where in the ring of keys and values one is, and the addresses of that place.

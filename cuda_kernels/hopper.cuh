@@ -48,6 +48,9 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
   while (!phase_ended(barrier, parity)) {}
 }
 
+__device__ __forceinline__ void store_zeros(uint32_t address) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
 // Shared memory written by this thread, for the copy engine and wgmma.
 __device__ __forceinline__ void publish_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -183,33 +186,36 @@ struct WarpgroupProduct;
 #define VP_WGMMA(columns, type) \
   "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type
 // r0 to r5: numbers of the operands that follow d's registers.
-#define VP_PRODUCT(T, type, columns, registers, r0, r1, r2, r3, r4, r5)                          \
-  template <>                                                                                    \
-  struct WarpgroupProduct<T, columns> {                                                          \
-    __device__ __forceinline__ static void multiply_rows(float* d, uint64_t a, uint64_t b,       \
-                                                         int keep) {                             \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r2                                      \
-                   ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers "}, %" #r0 ", %" #r1    \
-                                                                         ", p, 1, 1, 0, 0;\n}\n" \
-                   : VP_F##registers(d, 0)                                                       \
-                   : "l"(a), "l"(b), "r"(keep));                                                 \
-    }                                                                                            \
-    __device__ __forceinline__ static void multiply_columns(float* d, uint64_t a, uint64_t b,    \
-                                                            int keep) {                          \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r2                                      \
-                   ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers "}, %" #r0 ", %" #r1    \
-                                                                         ", p, 1, 1, 0, 1;\n}\n" \
-                   : VP_F##registers(d, 0)                                                       \
-                   : "l"(a), "l"(b), "r"(keep));                                                 \
-    }                                                                                            \
-    __device__ __forceinline__ static void multiply_columns(float* d, const uint32_t* a,         \
-                                                            uint64_t b, int keep) {              \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r5                                      \
-                   ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers                         \
-                   "}, {%" #r0 ",%" #r1 ",%" #r2 ",%" #r3 "}, %" #r4 ", p, 1, 1, 1;\n}\n"        \
-                   : VP_F##registers(d, 0)                                                       \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));             \
-    }                                                                                            \
+#define VP_PRODUCT(T, type, columns, registers, r0, r1, r2, r3, r4, r5)                       \
+  template <>                                                                                 \
+  struct WarpgroupProduct<T, columns> {                                                       \
+    __device__ __forceinline__ static void multiply_rows(float* d, uint64_t a, uint64_t b,    \
+                                                         int keep) {                          \
+      multiply_shared<0>(d, a, b, keep);                                                      \
+    }                                                                                         \
+    __device__ __forceinline__ static void multiply_columns(float* d, uint64_t a, uint64_t b, \
+                                                            int keep) {                       \
+      multiply_shared<1>(d, a, b, keep);                                                      \
+    }                                                                                         \
+    __device__ __forceinline__ static void multiply_columns(float* d, const uint32_t* a,      \
+                                                            uint64_t b, int keep) {           \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r5                                   \
+                   ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers                      \
+                   "}, {%" #r0 ",%" #r1 ",%" #r2 ",%" #r3 "}, %" #r4 ", p, 1, 1, 1;\n}\n"     \
+                   : VP_F##registers(d, 0)                                                    \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));          \
+    }                                                                                         \
+                                                                                              \
+   private:                                                                                   \
+    template <int kTransposed>                                                                \
+    __device__ __forceinline__ static void multiply_shared(float* d, uint64_t a, uint64_t b,  \
+                                                           int keep) {                        \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r2                                   \
+                   ", 0;\n" VP_WGMMA(columns, type) " {" VP_N##registers                      \
+                   "}, %" #r0 ", %" #r1 ", p, 1, 1, 0, %" #r3 ";\n}\n"                        \
+                   : VP_F##registers(d, 0)                                                    \
+                   : "l"(a), "l"(b), "r"(keep), "n"(kTransposed));                            \
+    }                                                                                         \
   };
 #define VP_PRODUCTS(T, type)                           \
   VP_PRODUCT(T, type, 16, 8, 8, 9, 10, 11, 12, 13)     \

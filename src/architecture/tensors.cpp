@@ -137,6 +137,11 @@ Tensor boundary_tensor(const Architecture& a, const Sizes& s) {
   return {"boundary", {a.rows(s), a.model.dim}, s.working};
 }
 
+double attention_flops(const Architecture& a, int64_t micro) {
+  const auto tokens = static_cast<double>(a.tokens());
+  return 4 * static_cast<double>(micro) * tokens * tokens * static_cast<double>(a.model.dim);
+}
+
 Flops flops(const Architecture& a, const Layer& layer, int64_t micro) {
   const auto samples = static_cast<double>(micro), dim = static_cast<double>(a.model.dim);
   const auto tokens = static_cast<double>(a.tokens());
@@ -149,7 +154,7 @@ Flops flops(const Architecture& a, const Layer& layer, int64_t micro) {
     case LayerKind::block: {
       const double products =
           2 * samples * tokens * (4 * dim * dim + 2 * dim * static_cast<double>(a.model.mlp));
-      const double attention = 4 * samples * tokens * tokens * dim;  // q k^T, and scores times v
+      const double attention = attention_flops(a, micro);
       return {products + attention, products + 2 * attention, products};
     }
     case LayerKind::head: {

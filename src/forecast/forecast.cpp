@@ -44,16 +44,16 @@ Costs costs_by_flops(const Plan& plan) {
     sum.flops.backward_input += chunks.back().flops.backward_input;
     sum.flops.backward_weight += chunks.back().flops.backward_weight;
     sum.recompute += chunks.back().recompute;
+    sum.rebuilt += chunks.back().rebuilt;
   }
-  const double forward = sum.flops.forward, all = sum.model() + sum.recompute;
+  const double forward = sum.flops.forward, all = sum.hardware();
   Costs costs;
   costs.forward = 1;
-  costs.backward_input = sum.flops.backward_input / forward;
+  costs.backward_input = (sum.flops.backward_input + sum.rebuilt) / forward;
   costs.backward_weight = sum.flops.backward_weight / forward;
   costs.recompute = sum.recompute / forward;
   for (const ChunkFlops& chunk : chunks)
-    costs.chunk_weight.push_back((chunk.model() + chunk.recompute) *
-                                 static_cast<double>(chunks.size()) / all);
+    costs.chunk_weight.push_back(chunk.hardware() * static_cast<double>(chunks.size()) / all);
   return costs;
 }
 
@@ -104,7 +104,7 @@ Forecast forecast(const Plan& plan) {
   for (const Chunk& chunk : plan.chunks) {
     const ChunkFlops c = flops_of(plan, chunk);
     f.model_flops_per_step += micros * c.model();
-    f.hardware_flops_per_step += micros * (c.model() + c.recompute);
+    f.hardware_flops_per_step += micros * c.hardware();
   }
   const Costs costs = costs_by_flops(plan);
   const Timeline timeline = simulate(plan.train.programs, plan.train.shape, costs);

@@ -173,6 +173,7 @@ void Group::read_table(const std::string& name, std::span<const Field> fields, s
   const Handle stored(check(H5Dget_type(table.handle_.id()), code_, where, "cannot read the type"));
   // HDF5 leaves a field that the file lacks untouched, without a word.
   for (const Field& field : fields) {
+    if (field.optional) continue;
     if (H5Tget_class(stored.id()) != H5T_COMPOUND ||
         H5Tget_member_index(stored.id(), field.name.c_str()) < 0) {
       throw Error(code_, format("{}: column {} is missing", where, field.name));

@@ -14,6 +14,9 @@ ChunkFlops flops_of(const Plan& plan, const Chunk& chunk) {
     sum.flops.forward += f.forward;
     sum.flops.backward_input += f.backward_input;
     sum.flops.backward_weight += f.backward_weight;
+    if (plan.train.sizes.rebuild_attention &&
+        a.layers[static_cast<size_t>(l)].kind == LayerKind::block)
+      sum.rebuilt += attention_flops(a, micro);
   }
   if (chunk.segment_layers == 0) return sum;
   // A segment's last product is not needed again, unless LayerScale's gradient reads it.
@@ -43,10 +46,11 @@ InstructionCost cost_of(const Plan& plan, const Instruction& instruction) {
     case Op::forward: return arithmetic([](const ChunkFlops& c) { return c.flops.forward; });
     case Op::recompute: return arithmetic([](const ChunkFlops& c) { return c.recompute; });
     case Op::backward:
-      return arithmetic(
-          [](const ChunkFlops& c) { return c.flops.backward_input + c.flops.backward_weight; });
+      return arithmetic([](const ChunkFlops& c) {
+        return c.flops.backward_input + c.rebuilt + c.flops.backward_weight;
+      });
     case Op::backward_input:
-      return arithmetic([](const ChunkFlops& c) { return c.flops.backward_input; });
+      return arithmetic([](const ChunkFlops& c) { return c.flops.backward_input + c.rebuilt; });
     case Op::backward_weight:
       return arithmetic([](const ChunkFlops& c) { return c.flops.backward_weight; });
     case Op::load_batch:

@@ -19,6 +19,9 @@ constexpr double kLaunch = 0.70;
 // A weight that a product reads serves this many rows at least, or reading weights bounds it: about
 // the FLOP a byte at which the matrix units of GPUs since Volta keep up with their memory.
 constexpr int64_t kEnoughRows = 256;
+// Of a GPU on which kernels run all the time, the share of SMs that have work: below, kernels are
+// too small for it.
+constexpr double kGpuBusy = 0.8, kSmActivity = 0.6;
 // Rows of a tile of the matrix units' products.
 constexpr int64_t kTile = 64;
 // 2^-6: six halvings in a few hundred steps are not the search for a scale any more.
@@ -161,6 +164,22 @@ Found small_batch(const Facts& f) {
           f.compute_busy * (1 - static_cast<double>(rows) / static_cast<double>(micro * f.tokens))};
 }
 
+// Kernels that wait for other ranks run as well, on few SMs: asked only where the compute lane has
+// no such kernels and is what keeps the GPU busy.
+Found idle_sms(const Facts& f) {
+  if (!f.traced || f.tensor > 1 || f.micros == 1 || small_batch(f)) return {};
+  const double active = f.sm_activity / f.gpu_busy;
+  if (f.compute_busy < kGpuBusy || !(f.gpu_busy >= kGpuBusy) || !(active < kSmActivity)) return {};
+  return Advice{
+      .rule = "idle SMs",
+      .title = "Kernels are too small for the GPU",
+      .evidence = format("a kernel runs for {} of the time, but only {} of the SMs have work",
+                         percent(f.gpu_busy), percent(f.sm_activity)),
+      .key = "batch.micro",
+      .change = format("{}: half as many kernels, each of twice the work", 2 * f.micro),
+      .gain = f.compute_busy * (1 - active / std::min(1.0, 2 * active))};
+}
+
 Found loss_scale(const Facts& f) {
   if (f.loss_scales.size() < 2) return {};
   const double highest = *std::max_element(f.loss_scales.begin(), f.loss_scales.end());
@@ -248,7 +267,7 @@ Found tile(const Facts& f) {
 std::vector<Advice> advise(const Facts& facts) {
   std::vector<Advice> all;
   for (const auto rule : {bubble, tensor_across_nodes, exposed_reduction, loader, optimizer, launch,
-                          small_batch, loss_scale, straggler, headroom, tile})
+                          small_batch, idle_sms, loss_scale, straggler, headroom, tile})
     if (const Found found = rule(facts)) all.push_back(*found);
   std::stable_sort(all.begin(), all.end(),
                    [](const Advice& a, const Advice& b) { return a.gain > b.gain; });

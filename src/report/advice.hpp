@@ -24,6 +24,8 @@ struct Facts {
   // Shares
   double bubble = 0, exposed_reduction = 0, data_wait = 0, optimizer = 0, issue = 0, recompute = 0,
          compute_busy = 0;
+  // Of all GPUs, by their driver: a kernel runs; SMs that have work. NaN where it is not known.
+  double gpu_busy = GpuSample::kUnknown, sm_activity = GpuSample::kUnknown;
   int workers = 1;
   int zero = 0;
   bool gradients_reduced_in_f32 = false;  // though the working type is half as wide

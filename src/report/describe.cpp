@@ -109,25 +109,38 @@ class Report {
     const auto known = [](double value, const std::string& text) {
       return std::isnan(value) ? std::string("-") : text;
     };
+    const auto share = [&](double value) { return known(value, show_percent(value)); };
     const auto rate = [&](double value) { return known(value, show_bytes(value)); };
-    TextTable table(std::vector<Align>(11, Align::right));
-    table.add({"rank", "busy", "memory", "used", "power", "clock", "hottest", "PCIe in", "out",
-               "NVLink in", "out"});
+    // Only Hopper and later tell, so other tables are spared the columns.
+    const bool tells = !std::isnan(figures->sm_activity);
+    std::vector<std::string> head{"rank", "busy"};
+    if (tells) head.insert(head.end(), {"SMs", "tensor"});
+    head.insert(head.end(), {"memory", "used", "power", "clock", "hottest", "PCIe in", "out",
+                             "NVLink in", "out"});
+    TextTable table(std::vector<Align>(head.size(), Align::right));
+    table.add(head);
     for (size_t i = 0; i < std::min(kMostRanks, figures->gpus.size()); ++i) {
       const GpuUse& gpu = figures->gpus[i];
-      table.add({gpu.place.substr(0, gpu.place.find(" (")),
-                 known(gpu.utilisation, show_percent(gpu.utilisation)),
-                 known(gpu.memory_utilisation, show_percent(gpu.memory_utilisation)),
-                 known(gpu.most_memory_bytes, show_bytes(gpu.most_memory_bytes)),
-                 known(gpu.watts, format("{:.0f} W", gpu.watts)),
-                 known(gpu.sm_clock_hz, format("{:.0f} MHz", 1e-6 * gpu.sm_clock_hz)),
-                 known(gpu.hottest_celsius, format("{:.0f} C", gpu.hottest_celsius)),
-                 rate(gpu.pcie_received), rate(gpu.pcie_sent), rate(gpu.nvlink_received),
-                 rate(gpu.nvlink_sent)});
+      std::vector<std::string> row{gpu.place.substr(0, gpu.place.find(" (")),
+                                   share(gpu.utilisation)};
+      if (tells) row.insert(row.end(), {share(gpu.sm_activity), share(gpu.tensor_activity)});
+      row.insert(row.end(), {share(gpu.memory_utilisation),
+                             known(gpu.most_memory_bytes, show_bytes(gpu.most_memory_bytes)),
+                             known(gpu.watts, format("{:.0f} W", gpu.watts)),
+                             known(gpu.sm_clock_hz, format("{:.0f} MHz", 1e-6 * gpu.sm_clock_hz)),
+                             known(gpu.hottest_celsius, format("{:.0f} C", gpu.hottest_celsius)),
+                             rate(gpu.pcie_received), rate(gpu.pcie_sent),
+                             rate(gpu.nvlink_received), rate(gpu.nvlink_sent)});
+      table.add(row);
     }
     heading(
         "GPUs by NVML (busy: a kernel runs; memory: it is read or written; PCIe, NVLink: a "
         "second)");
+    if (tells)
+      text_ += format(
+          "{}SMs: share of them that have work; tensor: of the time that "
+          "tensor cores work\n",
+          kIndent);
     text_ += table.text(kIndent);
     if (figures->gpus.size() > kMostRanks)
       text_ += format("{}and {} more\n", kIndent, figures->gpus.size() - kMostRanks);
@@ -145,11 +158,13 @@ class Report {
                             "for equal chunks",
                             optional_percent(a.bubble), show_percent(a.bubble_simulated),
                             optional_percent(a.bubble_formula)));
+    }
+    if (run_.plan.mesh.pp > 1 || a.waits_for_updates()) {
       fact("optimizer",
            format("{} measured; {} simulated: waits for updates, which are no part of the bubble",
                   optional_percent(a.exposed_optimizer),
                   show_percent(a.exposed_optimizer_simulated)));
-      if (!a.bubble)
+      if (!a.exposed_optimizer)
         fact("",
              "not measured: what the step waits for was updated in the step before it, so two "
              "steps must be recorded");

@@ -2,6 +2,7 @@
 #include <set>
 
 #include "advice.hpp"
+#include "gpus.hpp"
 
 namespace voltapile {
 namespace {
@@ -76,6 +77,10 @@ Facts facts_of(const Run& run) {
           plan.gradient_store == DType::f32 && bytes_of(deck.precision.type) == 2,
   };
   if (run.analysis) add_trace(facts, *run.analysis, plan);
+  if (const auto gpus = run.trace ? gpu_figures(*run.trace, deck.batch.global) : std::nullopt) {
+    facts.gpu_busy = gpus->utilisation;
+    facts.sm_activity = gpus->sm_activity;
+  }
   if (deck.memory.device_limit_bytes && deck.memory.recompute != Recompute::none) {
     facts.device_limit = static_cast<double>(*deck.memory.device_limit_bytes);
     facts.device_bytes_without_recompute = bytes_without_recompute(plan);

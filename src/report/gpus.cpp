@@ -17,6 +17,18 @@ struct Spent {
   int64_t steps = 0;
 };
 
+// Of those that are known; NaN where none is.
+template <class Row>
+double mean_known(const std::vector<Row>& rows, double Row::*value) {
+  double sum = 0, count = 0;
+  for (const Row& row : rows) {
+    if (std::isnan(row.*value)) continue;
+    sum += row.*value;
+    ++count;
+  }
+  return sum / count;
+}
+
 // Between samples of one session: each starts its counters anew.
 Spent spent_by(const std::vector<GpuSample>& samples) {
   Spent spent;
@@ -37,11 +49,7 @@ GpuUse use_of(const RankRecord& rank, const Spent& spent) {
   std::vector<GpuSample> samples;
   std::copy_if(rank.gpu_samples.begin(), rank.gpu_samples.end(), std::back_inserter(samples),
                [](const GpuSample& sample) { return sample.step >= 1; });
-  const auto mean = [&](double GpuSample::*value) {
-    double sum = 0;
-    for (const GpuSample& sample : samples) sum += sample.*value;
-    return sum / static_cast<double>(samples.size());
-  };
+  const auto mean = [&](double GpuSample::*value) { return mean_known(samples, value); };
   const auto most = [&](double GpuSample::*value) {
     double largest = GpuSample::kUnknown;
     for (const GpuSample& sample : samples) largest = std::fmax(largest, sample.*value);
@@ -50,6 +58,8 @@ GpuUse use_of(const RankRecord& rank, const Spent& spent) {
   return {.place = rank.place,
           .utilisation = mean(&GpuSample::utilisation),
           .memory_utilisation = mean(&GpuSample::memory_utilisation),
+          .sm_activity = mean(&GpuSample::sm_activity),
+          .tensor_activity = mean(&GpuSample::tensor_activity),
           .most_memory_bytes = most(&GpuSample::memory_bytes),
           .hottest_celsius = most(&GpuSample::temperature_celsius),
           .watts = spent.joules / spent.seconds,
@@ -94,6 +104,8 @@ std::optional<GpuFigures> gpu_figures(const Trace& trace, int64_t global) {
   }
   if (figures.gpus.empty()) return std::nullopt;
   figures.joules_per_sample = joules_per_step / static_cast<double>(global);
+  figures.utilisation = mean_known(figures.gpus, &GpuUse::utilisation);
+  figures.sm_activity = mean_known(figures.gpus, &GpuUse::sm_activity);
   return figures;
 }
 

@@ -14,6 +14,7 @@ namespace voltapile {
 struct GpuUse {
   std::string place;
   double utilisation = 0, memory_utilisation = 0;
+  double sm_activity = 0, tensor_activity = 0;
   double most_memory_bytes = 0, hottest_celsius = 0;  // the largest instead
   double watts = 0;                                   // energy over time
   double sm_clock_hz = 0;
@@ -22,8 +23,9 @@ struct GpuUse {
 
 struct GpuFigures {
   std::vector<GpuUse> gpus;
-  double watts = 0;              // of all
-  double joules_per_sample = 0;  // of all: evaluation and saving between steps included
+  double watts = 0;                         // of all
+  double joules_per_sample = 0;             // of all: evaluation and saving between steps included
+  double utilisation = 0, sm_activity = 0;  // means over the GPUs that tell, NaN where none does
 };
 // Nothing where no GPU was sampled while a step was done. `global`: samples of a step.
 std::optional<GpuFigures> gpu_figures(const Trace& trace, int64_t global);

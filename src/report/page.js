@@ -90,7 +90,14 @@ function gpus(run) {
     name: run.gpus.length <= 4 ? g.place : '', x: g.seconds, color: STACK[i % STACK.length],
     y: g[key].map((v) => (v === null ? null : v * factor)) }))
     .filter((s) => s.y.some((v) => v !== null)), { unit: 's', ...options });
+  // What only Hopper and later tell; no empty plots of others.
+  const told = (title, unit, key) => (run.gpus.some((g) => g[key].some((v) => v !== null))
+    ? [of(title, unit, key, 100, { zero: true })] : []);
   return [of('busy', '% of the time a kernel runs', 'busy', 100, { zero: true }),
+    ...told('SMs', '% of them have work', 'sms'),
+    ...told('tensor cores', '% of the time they work', 'tensor'),
+    ...told('SM occupancy', '% of the warps that fit', 'occupancy'),
+    ...told('memory bandwidth', "% of the memory's peak", 'bandwidth'),
     of('power', 'W', 'watts', 1, { zero: true }), of('memory in use', 'bytes', 'memory', 1, { zero: true }),
     of('SM clock', 'Hz', 'sm_clock', 1), of('temperature', 'C', 'celsius', 1)];
 }

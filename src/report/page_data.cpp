@@ -120,6 +120,8 @@ Json analysis_of(const Analysis& a, bool pipelined) {
     fact("bubble, simulated", show_percent(a.bubble_simulated), "with measured times");
     if (a.bubble_formula)
       fact("formula", show_percent(*a.bubble_formula), "bubble by formula for equal chunks");
+  }
+  if (pipelined || a.waits_for_updates()) {
     fact("exposed optimizer", optional_percent(a.exposed_optimizer),
          "measured: updates are waited for");
     fact("exposed optimizer, simulated", show_percent(a.exposed_optimizer_simulated),

@@ -190,8 +190,12 @@ Json gpus_data(const Trace& trace) {
   for (const RankRecord& rank : trace.ranks) {
     if (rank.gpu_samples.empty() || result.size() == kMostRanks) continue;
     Json seconds = Json::array();
-    std::array<std::pair<const char*, double GpuSample::*>, 5> columns{
+    std::array<std::pair<const char*, double GpuSample::*>, 9> columns{
         {{"busy", &GpuSample::utilisation},
+         {"sms", &GpuSample::sm_activity},
+         {"tensor", &GpuSample::tensor_activity},
+         {"occupancy", &GpuSample::sm_occupancy},
+         {"bandwidth", &GpuSample::memory_bandwidth_utilisation},
          {"memory", &GpuSample::memory_bytes},
          {"watts", &GpuSample::power_watts},
          {"celsius", &GpuSample::temperature_celsius},

@@ -22,10 +22,9 @@ nlohmann::json heat_data(const Trace& trace, const Plan& plan);
 nlohmann::json memory_data(const Trace& trace);
 // [{place, seconds: [...], resident: [...]}...] of at most 64 ranks.
 nlohmann::json samples_data(const Trace& trace);
-// [{place, seconds: [...], busy: [...], memory: [...], watts: [...], celsius: [...], sm_clock:
-// [...]}
-// ...]: of GPUs that were sampled, seconds from the first sample of all; null where one is unknown.
-// Of more samples than a screen has columns, every n-th.
+// [{place, seconds: [...], and as many of busy, sms, tensor, occupancy, bandwidth (shares), memory,
+// watts, celsius and sm_clock}...]: of GPUs that were sampled, seconds from the first sample of
+// all; null where one is unknown. Of more samples than a screen has columns, every n-th.
 nlohmann::json gpus_data(const Trace& trace);
 
 }  // namespace voltapile

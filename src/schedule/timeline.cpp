@@ -1,6 +1,7 @@
 #include "voltapile/schedule/timeline.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -159,13 +160,17 @@ Bubble bubble(const Timeline& timeline, int ranks, int64_t step) {
   const double length = window.end - window.begin;
   if (!(length > 0)) return result;
 
+  // Its first forward waits for updates, too, and those begin after the step before it.
+  const double before = window_of(timeline, step - 1).end;
+  const double begin = std::isfinite(before) ? std::min(before, window.begin) : window.begin;
   const IdleTime idle_time(timeline, ranks, step);
   for (int rank = 0; rank < ranks; ++rank) {
     const Idle idle = idle_time.of(rank, window.begin, window.end);
     const double share = (idle.total - idle.on_weights) / length;
     result.per_rank[static_cast<size_t>(rank)] = share;
     result.fraction += share / ranks;
-    result.exposed_optimizer += idle.on_weights / length / ranks;
+    const double on_weights = idle_time.of(rank, begin, window.end).on_weights;
+    result.exposed_optimizer += on_weights / (window.end - begin) / ranks;
   }
   return result;
 }

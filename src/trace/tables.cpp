@@ -59,11 +59,19 @@ std::vector<h5::Field> gpu_sample_fields() {
   const auto number = [](const char* name, size_t offset) {
     return h5::Field{name, DType::f64, 0, offset};
   };
+  // Files of the first versions lack it.
+  const auto later = [](const char* name, size_t offset) {
+    return h5::Field{name, DType::f64, 0, offset, true};
+  };
   return {{"rank", DType::i64, 0, offsetof(S, rank)},
           {"step", DType::i64, 0, offsetof(S, step)},
           {"time_ns", DType::i64, 0, offsetof(S, time_ns)},
           number("utilisation", offsetof(S, utilisation)),
           number("memory_utilisation", offsetof(S, memory_utilisation)),
+          later("sm_activity", offsetof(S, sm_activity)),
+          later("tensor_activity", offsetof(S, tensor_activity)),
+          later("sm_occupancy", offsetof(S, sm_occupancy)),
+          later("memory_bandwidth_utilisation", offsetof(S, memory_bandwidth_utilisation)),
           number("memory_bytes", offsetof(S, memory_bytes)),
           number("power_watts", offsetof(S, power_watts)),
           number("sm_clock_hz", offsetof(S, sm_clock_hz)),

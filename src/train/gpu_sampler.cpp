@@ -48,6 +48,7 @@ GpuSampler::GpuSampler(const std::string& pci_address, double seconds, const std
                 format("{}: {}", library,
                        answers ? format("knows no GPU at {}", pci_address) : "does not answer"));
   }
+  activity_.emplace(nvml_, gpu_);
   keep(look());
   thread_ = std::thread([this] { run(); });
 }
@@ -90,6 +91,7 @@ GpuSample GpuSampler::look() {
     s.utilisation = 0.01 * use.gpu;
     s.memory_utilisation = 0.01 * use.memory;
   }
+  activity_->look(1e-9 * static_cast<double>(s.time_ns), s);
   Nvml::MemoryInfo memory{};
   if (nvml_.call("nvmlDeviceGetMemoryInfo", gpu_, &memory))
     s.memory_bytes = static_cast<double>(memory.used);

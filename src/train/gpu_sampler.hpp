@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -12,6 +13,8 @@
 #include "voltapile/comm/communicator.hpp"
 #include "voltapile/device/nvml.hpp"
 #include "voltapile/trace/gpu_sample.hpp"
+
+#include "gpu_activity.hpp"
 
 namespace voltapile {
 
@@ -39,6 +42,7 @@ class GpuSampler {
 
   Nvml nvml_;
   Nvml::Gpu gpu_ = nullptr;
+  std::optional<GpuActivity> activity_;
   std::atomic<int64_t> step_ = 0;
   bool begun_ = false;  // from here on: the thread that holds mutex_
   Counters begin_;

@@ -1,8 +1,10 @@
-"""The pipeline's bubble, measured, against simulate() fed with the measured costs: every schedule.
+r"""The pipeline's bubble, measured, against simulate() fed with the measured costs: every schedule.
 
     . jobscripts/env_workstation.sh    # as root, or on few cores
     python3 tests/benchmark/bubble.py --write bubble.json      # four ranks on eight cores or more
     python3 tests/benchmark/bubble.py --rounds 3 --schedules breadth_first --optimizers host
+    python3 tests/benchmark/bubble.py --schedules breadth_first --optimizers device --blocks 10 \
+      --micros 16 --steps 6 --traced 4 --set model.dim=1024 --set model.image=64   # as ViT-32B's
     python3 tests/benchmark/bubble.py --ranks 2 --small        # that it works, on any machine
 
 Each schedule trains a ViT on CPU ranks of one thread and records its last steps, once with the
@@ -53,19 +55,20 @@ OPTIMIZER = re.compile(rf"optimizer {PERCENT} measured; {PERCENT} simulated")
 
 def keys_of(options, schedule, optimizer):
     micros = options.micros if optimizer == "device" else options.ranks
+    blocks = options.blocks or BLOCKS[optimizer]
     pictures = micros * MODELS[optimizer]["batch.micro"]
     return {
         "run.device": "cpu",
         "run.threads": 1,
         "run.steps": options.steps,
-        "model.depth": BLOCKS[optimizer] * options.ranks,
+        "model.depth": blocks * options.ranks,
         "model.classes": 10,
         **MODELS[optimizer],
         **(SMALL if options.small else {}),
         "batch.global": pictures,
         "parallel.pipeline": options.ranks,
         "parallel.schedule": schedule,
-        "parallel.chunks": 1 if schedule in ONE_CHUNK else BLOCKS[optimizer],
+        "parallel.chunks": 1 if schedule in ONE_CHUNK else blocks,
         "memory.optimizer": optimizer,
         "data.synthetic_train": pictures,
         "data.synthetic_test": 0,
@@ -165,6 +168,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--traced", type=int, default=7, help="of these, the last")
+    parser.add_argument("--blocks", type=int, help="of each rank, one a chunk")
     parser.add_argument("--micros", type=int, default=8, help="of a step; host: --ranks")
     parser.add_argument("--small", action="store_true", help="a narrow model")
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=SCHEDULES)
@@ -172,6 +176,7 @@ def main():
         "--optimizers", nargs="+", choices=("device", "host"), default=["device", "host"]
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--folder", help="where the run folders stay; else they go away")
     parser.add_argument("--most-points", type=float, default=2)
     parser.add_argument("--write", metavar="FILE.json", help="what is printed, and every round")
     options = parser.parse_args()
@@ -183,14 +188,15 @@ def main():
     ]
     print(
         f"{options.ranks} ranks on {options.cores} cores; {options.micros} micro-batches, with an "
-        f"optimizer on the host {options.ranks}; percent of a step's forward to backward"
+        f"optimizer on the host {options.ranks}; bubbles in percent of a step's first forward to\n"
+        "last backward, exposed optimizers of the time from one step's last backward to the next's"
     )
     show(HEADS)
     rounds = {case: [] for case in cases}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
         for number in range(options.rounds):
             for optimizer, schedule in cases:
-                where = pathlib.Path(folder) / str(number)
+                where = pathlib.Path(options.folder or temporary) / str(number)
                 figures = train(options, schedule, optimizer, where)
                 row = {"schedule": schedule, "optimizer": optimizer, **figures}
                 row["apart"] = row["measured"] - row["simulated"]

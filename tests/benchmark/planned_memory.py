@@ -1,12 +1,14 @@
 """Planned device memory against what the allocator counts and the driver reports, over 20 decks.
 
     python3 tests/benchmark/planned_memory.py --hardware FILE [--ranks 1] [--only NAME ...]
+    python3 tests/benchmark/planned_memory.py --hardware FILE --ranks 2 --one-gpu  # that they share
 
 FILE comes from `voltapile bench --device cuda --write FILE` on the same machine: its
 `overhead_bytes` is what driver and libraries hold. Each deck trains for four steps, the last one
 recorded; its trace.h5 has the plan's lines and what was allocated. Printed for the rank that comes
 out worst: planned bytes less allocated ones (to be 0), and the driver's peak (NVML, less what was
 in use before) over planned bytes with overheads (to be 0.99 to 1 where the peak is over 8 GB).
+With --one-gpu, what ranks send goes through host memory, and the driver's figure is of all of them.
 Exit 1 where one is not. Decks for more ranks than --ranks are left out. Needs h5py.
 """
 
@@ -59,8 +61,9 @@ def ranks_of(keys):
     return ranks
 
 
-def measure(keys, folder, first_gpu, tuned):
-    """Bytes of each rank: (planned, allocated, what the driver takes for them, in use)."""
+def measure(keys, folder, gpus, tuned):
+    """Bytes of each rank: (planned, allocated, what the driver takes for them), and in use on each
+    of these GPUs; rank r computes on GPU r, or all of them on the only one."""
     ranks = ranks_of(keys)
     fixed = {
         "run.dir": folder,
@@ -74,7 +77,6 @@ def measure(keys, folder, first_gpu, tuned):
     command = [PROGRAM, "train", DECK, "--fresh", *settings(**{**fixed, **keys}), *tuned]
     if ranks > 1:
         command = ["mpirun", "-n", str(ranks), *command]
-    gpus = [GpuMemory(first_gpu + at) for at in range(ranks)]
     before = [gpu.used() for gpu in gpus]
     with contextlib.ExitStack() as stack:
         peaks = [stack.enter_context(PeakMemory(gpu)) for gpu in gpus]
@@ -91,14 +93,15 @@ def measure(keys, folder, first_gpu, tuned):
             del sizes["driver and libraries"]
             allocated = sizes.pop("allocated")
             blocks = sizes.pop("blocks, page tables and graphs")
-            found.append((sum(sizes.values()), allocated, blocks, in_use[rank]))
-    return found
+            found.append((sum(sizes.values()), allocated, blocks))
+    return found, in_use
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--hardware", required=True, type=pathlib.Path)
     parser.add_argument("--ranks", type=int, default=1, help="the most ranks that a deck may have")
+    parser.add_argument("--one-gpu", action="store_true", help="that all ranks share")
     parser.add_argument("--first-gpu", type=int, default=0, help="NVML's number of rank 0's")
     parser.add_argument("--only", nargs="*", choices=list(DECKS), metavar="NAME")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
@@ -109,16 +112,23 @@ def main():
     for name, keys in DECKS.items():
         if ranks_of(keys) > arguments.ranks or (arguments.only and name not in arguments.only):
             continue
+        ranks = ranks_of(keys)
+        shared = arguments.one_gpu and ranks > 1
+        keys = {**keys, **({"parallel.transport": "staged"} if shared else {})}
+        count = 1 if shared else ranks
+        gpus = [GpuMemory(arguments.first_gpu + at) for at in range(count)]
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(keys, pathlib.Path(folder), arguments.first_gpu, tuned)
-        if isinstance(found, str):
-            print(f"{name}: {found}", flush=True)
+            result = measure(keys, pathlib.Path(folder), gpus, tuned)
+        if isinstance(result, str):
+            print(f"{name}: {result}", flush=True)
             faults += 1
             continue
-        sums = [(planned + blocks + overhead, used) for planned, _, blocks, used in found]
-        expected, used = max(sums, key=lambda one: abs(one[1] / one[0] - 1))
+        found, in_use = result
+        sums = [planned + blocks + overhead for planned, _, blocks in found]
+        sums = [sum(sums)] if shared else sums
+        expected, used = max(zip(sums, in_use), key=lambda one: abs(one[1] / one[0] - 1))
         share = used / expected
-        off = max(abs(one[0] - one[1]) for one in found)
+        off = max(abs(planned - allocated) for planned, allocated, _ in found)
         wrong = off != 0 or (used > 8e9 and not 0.99 <= share <= 1)
         faults += wrong
         print(

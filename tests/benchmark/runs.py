@@ -22,17 +22,17 @@ def settings(**keys):
     return [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
 
 
-def read_metrics(run):
-    """The train records of a run folder, as far as they are written."""
+def read_metrics(run, kind="train"):
+    """The records of a kind ("train", "eval") of a run folder, as far as they are written."""
     path = pathlib.Path(run) / "metrics.jsonl"
     if not path.exists():
         return []
     lines = path.read_text().split("\n")[:-1]  # a last line without an end is still being written
-    return [record for record in map(json.loads, lines) if record["kind"] == "train"]
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
-def train(deck, *overrides):
-    """Runs a deck to its end in a folder that goes away; its train records."""
+def train(deck, *overrides, read=read_metrics):
+    """Runs a deck to its end in a folder that goes away; what `read` finds in the run folder."""
     with tempfile.TemporaryDirectory() as folder:
         where = settings(**{"run.dir": folder, "run.name": "bench", "checkpoint.at_end": "false"})
         done = subprocess.run(
@@ -40,7 +40,7 @@ def train(deck, *overrides):
         )
         if done.returncode != 0:
             sys.exit(f"voltapile train {deck}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-        return read_metrics(pathlib.Path(folder) / "bench")
+        return read(pathlib.Path(folder) / "bench")
 
 
 class PausedRun:

@@ -14,6 +14,7 @@ import pytest
 from conftest import (
     BINARY,
     DECK,
+    Program,
     fill_disk,
     is_running,
     kill_everything,
@@ -84,13 +85,18 @@ def wait_for_step(run, step, process):
     pytest.fail(process.stdout.read())
 
 
+@pytest.fixture(scope="module")
+def losses_of_one(tmp_path_factory):
+    program = Program(tmp_path_factory.mktemp("one"))
+    program.good("train", program.deck(), *CUDA, "--set", "parallel.pipeline=1", ranks=1)
+    return losses(program.folder / "runs/small")
+
+
 @pytest.mark.parametrize("name", list(MESHES))
-def test_ranks_train_as_one_does(program, name):
+def test_ranks_train_as_one_does(program, losses_of_one, name):
     ranks, overrides = MESHES[name]
-    deck, runs = program.deck(), program.folder / "runs"
-    program.good("train", deck, *CUDA, "--set", "parallel.pipeline=1", ranks=1)
-    one = losses(runs / "small")
-    for transport in ("auto", "staged"):
+    deck, runs, one = program.deck(), program.folder / "runs", losses_of_one
+    for transport in ["auto", *transports(ranks)[1:]]:
         keys = ["--set", f"run.name={transport}", "--set", f"parallel.transport={transport}"]
         out = program.good("train", deck, *CUDA, *overrides, *keys, ranks=ranks)
         if transport == "auto":
@@ -117,6 +123,9 @@ def test_each_gpu_tells_what_it_took(program):
         assert mine["step"][-1] == 5000 and (np.diff(mine["time_ns"]) > 0).all()
         assert mine["energy_joules"][-1] > 0 and (mine["power_watts"] > 10).all()
         assert (mine["utilisation"] <= 1).all() and (mine["memory_bytes"] > 1e8).all()
+        for name in ("sm_activity", "tensor_activity", "sm_occupancy"):
+            told = mine[name][~np.isnan(mine[name])]  # none before Hopper
+            assert ((0 <= told) & (told <= 1)).all(), name
     out = program.good("report", "runs/small")
     assert "samples/kWh" in out and "GPUs by NVML" in out
 

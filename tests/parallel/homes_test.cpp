@@ -243,15 +243,27 @@ TEST(Homes, MomentsInEightBitsStayCloseAndResumeExactly) {
 TEST(Homes, ActivationsInEightBitsStayClose) {
   Folder folder;
   int number = 0;
-  for (const auto& layout : layouts()) {
+  std::vector<std::vector<std::string>> all = layouts();
+  if (testing::test_device() != "cuda" || testing::full_tests()) {
+    const std::vector<std::string> rows{"parallel.tensor=2", "parallel.sequence=true"};
+    all.push_back(with(rows, {"parallel.schedule=\"gpipe\""}));
+    all.push_back(with(rows, {"parallel.pipeline=2", "parallel.schedule=\"zero_bubble_h1\"",
+                              "memory.recompute=\"selective\""}));
+  }
+  for (const auto& layout : all) {
     const std::vector<std::string> longer = with(layout, {"run.steps=20"});
     const RunOutcome reference = run(folder, number, longer);
     const RunOutcome stored = run(folder, number, with(longer, {"memory.activations=\"int8\""}));
     ASSERT_EQ(stored.losses.size(), reference.losses.size());
     EXPECT_EQ(stored.losses.front(), reference.losses.front()) << "forward itself keeps all bits";
     EXPECT_NE(stored.losses.back(), reference.losses.back()) << "nothing was stored";
-    EXPECT_NEAR(stored.losses.back(), reference.losses.back(), 0.005 * reference.losses.back())
-        << join(layout, " ");
+    // Seen: 0.0003 and 0.006; 0.008 and 0.13 where tensor ranks that divide rows rebuild nothing.
+    for (size_t i = 0; i < stored.losses.size(); ++i) {
+      const TrainRecord &is = stored.records[i], &was = reference.records[i];
+      EXPECT_NEAR(is.loss, was.loss, 0.003 * was.loss) << join(layout, " ") << " step " << i;
+      EXPECT_NEAR(is.grad_norm, was.grad_norm, 0.03 * was.grad_norm)
+          << join(layout, " ") << " step " << i;
+    }
   }
 }
 

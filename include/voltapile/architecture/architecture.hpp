@@ -207,6 +207,8 @@ struct Flops {
   double forward = 0, backward_input = 0, backward_weight = 0;
 };
 Flops flops(const Architecture&, const Layer&, int64_t micro);
+// Those of attention itself in a block's forward: q k^T, and the scores times v.
+double attention_flops(const Architecture&, int64_t micro);
 
 size_t total_bytes(const std::vector<Tensor>& tensors, size_t alignment = 256);
 

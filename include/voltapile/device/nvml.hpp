@@ -29,6 +29,21 @@ class Nvml {
     int value_type, result;
     unsigned long long value;  // of the type that the field has: here always an unsigned integer
   };
+  using GpmSample = void*;  // nvmlGpmSample_t
+  struct GpmSupport {       // nvmlGpmSupport_t
+    unsigned version, supported;
+  };
+  struct GpmMetric {  // nvmlGpmMetric_t
+    unsigned metric;
+    int result;
+    double value;
+    const char *short_name, *long_name, *unit;
+  };
+  struct GpmMetrics {  // nvmlGpmMetricsGet_t, of NVML_GPM_METRIC_MAX metrics
+    unsigned version, count;
+    GpmSample from, to;
+    GpmMetric metrics[98];
+  };
 
   explicit Nvml(const std::string& library = kLibrary);
   ~Nvml();

@@ -43,6 +43,7 @@ struct Field {
   DType type = DType::i64;
   size_t text_bytes = 0;  // > 0: text, and `type` is not looked at
   size_t offset = 0;      // in a row
+  bool optional = false;  // rows of a file without this column are read as they were
 };
 
 // Owns one HDF5 identifier; move-only. Destroying it closes it and swallows faults.
@@ -126,7 +127,7 @@ class Group : public Object {
   void link(const std::string& name, const std::string& target);
 
   // A 1-D dataset of records. Rows are `row_bytes` apart in `rows`. Reading takes the fields that
-  // are asked for, by name; Error when one is missing.
+  // are asked for, by name; Error when one is missing that is not optional.
   void write_table(const std::string& name, std::span<const Field> fields, size_t row_bytes,
                    const void* rows, int64_t count);
   int64_t table_rows(const std::string& name) const;

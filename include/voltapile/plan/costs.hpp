@@ -9,8 +9,10 @@ namespace voltapile {
 // Of one micro-batch in one chunk, all tensor ranks together.
 struct ChunkFlops {
   Flops flops;
-  double recompute = 0;
+  double recompute = 0;  // of Op::recompute
+  double rebuilt = 0;    // attention that backward's input part computes anew: 8-bit activations
   double model() const { return flops.forward + flops.backward_input + flops.backward_weight; }
+  double hardware() const { return model() + recompute + rebuilt; }
 };
 ChunkFlops flops_of(const Plan& plan, const Chunk& chunk);
 

@@ -50,6 +50,9 @@ struct Analysis {
   std::optional<double> bubble, exposed_optimizer;
   // Of simulate()'s steady state, fed with the measured times of each of the last steps: medians.
   double bubble_simulated = 0, exposed_optimizer_simulated = 0;
+  bool waits_for_updates() const {
+    return exposed_optimizer.value_or(0) > 0 || exposed_optimizer_simulated > 0;
+  }
   std::optional<double> bubble_formula;  // with the measured times
   std::vector<double> chunk_seconds;     // by chunk: compute of one micro-batch, forward to weights
   // Transfers between ranks: a receive that ends before its send began would be a clock's fault.

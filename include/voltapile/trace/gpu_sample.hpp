@@ -16,7 +16,12 @@ struct GpuSample {
   double utilisation = kUnknown;         // share of the driver's last sample period in which a
                                          // kernel ran
   double memory_utilisation = kUnknown;  // in which device memory was read or written
-  double memory_bytes = kUnknown;        // in use on the whole GPU
+  // Means since the look before this one that was at least 100 ms earlier (Hopper and later):
+  double sm_activity = kUnknown;                   // share of the SMs that had work
+  double tensor_activity = kUnknown;               // share of the time that tensor cores worked
+  double sm_occupancy = kUnknown;                  // warps on the SMs over the most that fit
+  double memory_bandwidth_utilisation = kUnknown;  // of device memory's peak
+  double memory_bytes = kUnknown;                  // in use on the whole GPU
   double power_watts = kUnknown;
   double sm_clock_hz = kUnknown, memory_clock_hz = kUnknown;
   double temperature_celsius = kUnknown;
@@ -33,6 +38,9 @@ inline bool operator==(const GpuSample& a, const GpuSample& b) {
   const auto same = [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); };
   return a.rank == b.rank && a.step == b.step && a.time_ns == b.time_ns &&
          same(a.utilisation, b.utilisation) && same(a.memory_utilisation, b.memory_utilisation) &&
+         same(a.sm_activity, b.sm_activity) && same(a.tensor_activity, b.tensor_activity) &&
+         same(a.sm_occupancy, b.sm_occupancy) &&
+         same(a.memory_bandwidth_utilisation, b.memory_bandwidth_utilisation) &&
          same(a.memory_bytes, b.memory_bytes) && same(a.power_watts, b.power_watts) &&
          same(a.sm_clock_hz, b.sm_clock_hz) && same(a.memory_clock_hz, b.memory_clock_hz) &&
          same(a.temperature_celsius, b.temperature_celsius) &&

@@ -50,6 +50,21 @@ TEST(Forecast, RecomputationCostsAForwardLessEachSegmentsLastProduct) {
   EXPECT_NEAR(extra() / (samples * tokens * 24 * forward), 1, 1e-9);
 }
 
+TEST(Forecast, AttentionThatIsRebuiltCostsTimeAndIsNoWorkOfTheModel) {
+  Deck deck = test::vit_large_deck();
+  const Plan keeps = make_plan(deck);
+  deck.memory.activations = ActivationStore::int8;
+  const Plan rebuilds = make_plan(deck);
+  const Forecast f = forecast(rebuilds);
+  EXPECT_EQ(f.model_flops_per_step, forecast(keeps).model_flops_per_step);
+  // 24 blocks of 8 samples, 4 T T C each
+  EXPECT_NEAR(
+      (f.hardware_flops_per_step - f.model_flops_per_step) / (24.0 * 8 * 4 * 196 * 196 * 1024), 1,
+      1e-9);
+  EXPECT_GT(costs_by_flops(rebuilds).backward_input, costs_by_flops(keeps).backward_input);
+  EXPECT_EQ(costs_by_flops(rebuilds).recompute, 0);
+}
+
 TEST(Forecast, RecomputationEveryFourLayersSavesThreeQuartersOfActivationBytes) {
   Deck deck = test::vit_large_deck();
   deck.memory.recompute = Recompute::layers;

@@ -131,6 +131,14 @@ TEST(DryModel, AsksForTheFlopsThatTheArchitectureStates) {
       const double input = tp * chunk.flops_of(&ChunkModel::backward_input);
       EXPECT_EQ(input, stated.backward_input + scores + tp * embedding.backward_weight);
       EXPECT_EQ(tp * chunk.flops_of(&ChunkModel::backward_weight), both - input);
+
+      Sizes rebuilding{.micro = kMicro, .tp = tp, .sequence = sequence};
+      rebuilding.rebuild_attention = true;
+      DryChunk rebuilds(a, {0, 4}, rebuilding);
+      rebuilds.flops_of(&ChunkModel::forward);
+      EXPECT_EQ(tp * rebuilds.flops_of(&ChunkModel::backward_input),
+                input + 2 * attention_flops(a, kMicro));
+      EXPECT_EQ(tp * rebuilds.flops_of(&ChunkModel::backward_weight), both - input);
     }
   }
 }

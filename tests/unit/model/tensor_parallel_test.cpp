@@ -14,14 +14,16 @@ struct Case {
   bool every_option;
   Recompute recompute;
   bool split;
+  bool rebuild;  // attention, in backward
 };
 
 std::string name(const Case& c) {
   const char* recompute = c.recompute == Recompute::none     ? ""
                           : c.recompute == Recompute::layers ? "_recomputed"
                                                              : "_selective";
-  return format("tp{}{}{}{}{}", c.tp, c.sequence ? "_sequence" : "",
-                c.every_option ? "_every_option" : "", recompute, c.split ? "_split" : "");
+  return format("tp{}{}{}{}{}{}", c.tp, c.sequence ? "_sequence" : "",
+                c.every_option ? "_every_option" : "", recompute, c.split ? "_split" : "",
+                c.rebuild ? "_rebuilt" : "");
 }
 
 // Ten classes, which four ranks do not divide; heads and mlp that they do.
@@ -61,6 +63,7 @@ void expect_equal_to_one_rank(const Case& c, DType working, double loss_toleranc
   options.recompute = c.recompute;
   options.segment_layers = c.recompute == Recompute::layers ? 1 : 0;
   options.split_backward = c.split;
+  options.rebuild_attention = c.rebuild;
   const Outcome many = run_tensor(a, options, c.tp, weights, micros);
   EXPECT_NEAR(many.loss, one.loss, loss_tolerance * one.loss);
   const Difference d = largest_difference(a, many.gradients, one.gradients);
@@ -82,7 +85,9 @@ std::vector<Case> cases() {
       for (bool every_option : {false, true})
         for (Recompute recompute : {Recompute::none, Recompute::layers, Recompute::selective})
           for (bool split : {false, true})
-            list.push_back({tp, sequence, every_option, recompute, split});
+            for (bool rebuild : {false, true})
+              if (!rebuild || recompute != Recompute::layers)  // which rebuilds everything
+                list.push_back({tp, sequence, every_option, recompute, split, rebuild});
   return list;
 }
 

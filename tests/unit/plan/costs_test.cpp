@@ -1,6 +1,7 @@
 #include "voltapile/plan/costs.hpp"
 
 #include <array>
+#include <string_view>
 
 #include <gtest/gtest.h>
 
@@ -67,6 +68,31 @@ TEST(Costs, FlopsOfAStepsInstructionsAreSixNTPlusAttentionForTenShapes) {
     deck.parallel.data = 2;
     deck.parallel.schedule = "zero_bubble_h1";
     EXPECT_NEAR(recorded_flops(make_plan(deck)) / (8 * analytic(shape)), 1, 1e-3) << shape.name;
+  }
+}
+
+TEST(Costs, AttentionThatBackwardRebuildsIsInItsFlopsAndNotInTheModels) {
+  for (const char* schedule : {"1f1b", "zero_bubble_h1"}) {
+    Deck deck = test::sample_deck();
+    deck.parallel.pipeline = 2;
+    deck.parallel.schedule = schedule;
+    const Plan keeps = make_plan(deck);
+    deck.memory.activations = ActivationStore::int8;
+    const Plan rebuilds = make_plan(deck);
+    const bool split = std::string_view(schedule) == "zero_bubble_h1";
+    for (int16_t chunk = 0; chunk < 2; ++chunk) {
+      const Chunk& its = rebuilds.chunks[static_cast<size_t>(chunk)];
+      EXPECT_EQ(flops_of(rebuilds, its).model(), flops_of(keeps, its).model());
+      const auto more = [&](Op op) {
+        const Instruction instruction{op, Lane::compute, chunk, 0};
+        return cost_of(rebuilds, instruction).flops - cost_of(keeps, instruction).flops;
+      };
+      // q k^T, and the scores times v: 4 B T T C; half the blocks of it all.
+      const double blocks = static_cast<double>(deck.model.depth) / 2;
+      EXPECT_EQ(more(split ? Op::backward_input : Op::backward), blocks * 4 * 2 * 16 * 16 * 32);
+      EXPECT_EQ(more(Op::forward), 0);
+      EXPECT_EQ(more(Op::backward_weight), 0);
+    }
   }
 }
 

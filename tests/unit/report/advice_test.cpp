@@ -134,6 +134,34 @@ TEST(Advice, SmallMicroBatch) {
   expect_rule("small micro-batch", quiet, loud);
 }
 
+TEST(Advice, IdleSms) {
+  Facts loud = healthy();
+  EXPECT_EQ(find(advise(loud), "idle SMs"), nullptr) << "before Hopper nothing is known";
+  loud.gpu_busy = 0.95;
+  loud.sm_activity = 0.38;
+  Facts quiet = loud;
+  quiet.sm_activity = 0.58;
+  const Advice advice = expect_rule("idle SMs", quiet, loud);
+  EXPECT_EQ(advice.key, "batch.micro");
+  EXPECT_EQ(advice.change.substr(0, 2), "8:");
+  EXPECT_NEAR(advice.gain, 0.45, 1e-9);
+  EXPECT_NE(advice.evidence.find("95.0 %"), std::string::npos) << advice.evidence;
+  EXPECT_NE(advice.evidence.find("38.0 %"), std::string::npos) << advice.evidence;
+  quiet = loud;
+  quiet.tensor = 2;  // collectives run on the compute lane, on few SMs
+  expect_rule("idle SMs", quiet, loud);
+  quiet = loud;
+  quiet.compute_busy = 0.7;  // receives that wait keep the GPU busy
+  expect_rule("idle SMs", quiet, loud);
+  quiet = loud;
+  quiet.micros = 1;
+  expect_rule("idle SMs", quiet, loud);
+  quiet = loud;
+  quiet.tokens = 8;  // rows say more
+  expect_rule("idle SMs", quiet, loud);
+  EXPECT_NE(find(advise(quiet), "small micro-batch"), nullptr);
+}
+
 TEST(Advice, LossScale) {
   Facts quiet = healthy(), loud = healthy();
   loud.loss_scales.clear();

@@ -39,6 +39,23 @@ TEST(GpuFigures, CountEnergyFromTheFirstStepOnAndAcrossSessions) {
   EXPECT_TRUE(std::isnan(figures->gpus[0].hottest_celsius));
 }
 
+TEST(GpuFigures, AreMeansOfTheSamplesAndGpusThatTell) {
+  Trace trace{.ranks = {{.place = "rank 0"}, {.place = "rank 1"}, {.place = "rank 2"}}};
+  for (RankRecord& rank : trace.ranks)
+    rank.gpu_samples = {sample(1, 0, 0), sample(2, 1, 10), sample(3, 2, 20)};
+  // One too soon after its session's first look knows no activity; a GPU before Hopper never does.
+  trace.ranks[0].gpu_samples[1].sm_activity = 0.2;
+  trace.ranks[0].gpu_samples[2].sm_activity = 0.4;
+  trace.ranks[2].gpu_samples[2].sm_activity = 0.5;
+  const auto figures = gpu_figures(trace, 8);
+  ASSERT_TRUE(figures);
+  EXPECT_DOUBLE_EQ(figures->gpus[0].sm_activity, 0.3);
+  EXPECT_TRUE(std::isnan(figures->gpus[1].sm_activity));
+  EXPECT_DOUBLE_EQ(figures->sm_activity, 0.4);
+  EXPECT_DOUBLE_EQ(figures->utilisation, 0.5);
+  EXPECT_TRUE(std::isnan(figures->gpus[0].tensor_activity));
+}
+
 TEST(GpuFigures, AreNotThereWithoutAStep) {
   Trace trace{.ranks = {{.place = "rank 0"}}};
   EXPECT_FALSE(gpu_figures(trace, 8));

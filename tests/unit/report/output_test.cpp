@@ -124,7 +124,21 @@ TEST_F(RunFolderOnDisk, SpeaksOfGpusOnlyWhereTheyWereSampled) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);)
     EXPECT_LE(display_width(line), 100u + folder_.string().size()) << line;
+  EXPECT_EQ(text.find("SMs"), std::string::npos) << "no GPU told of them";
+  for (RankRecord& rank : run.trace->ranks) {
+    for (GpuSample& sample : rank.gpu_samples) {
+      sample.sm_activity = 0.473;
+      sample.tensor_activity = 0.312;
+    }
+  }
+  const std::string hopper = describe(run);
+  for (const char* part : {"SMs", "47.3 %", "31.2 %", "that have work"})
+    EXPECT_NE(hopper.find(part), std::string::npos) << part << "\n" << hopper;
+  std::istringstream hopper_lines(hopper);
+  for (std::string line; std::getline(hopper_lines, line);)
+    EXPECT_LE(display_width(line), 100u + folder_.string().size()) << line;
   const auto gpus = data_of(run).at("runs").at(0).at("gpus");
+  EXPECT_EQ(gpus.at(0).at("sms").at(3), 0.473);
   ASSERT_EQ(gpus.size(), 4u);
   EXPECT_EQ(gpus.at(0).at("watts").at(3), 300);
   EXPECT_TRUE(gpus.at(0).at("celsius").at(3).is_null());

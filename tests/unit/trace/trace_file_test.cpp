@@ -9,6 +9,8 @@
 #include "voltapile/base/error.hpp"
 #include "voltapile/h5/h5.hpp"
 
+#include "tables.hpp"
+
 namespace voltapile {
 namespace {
 
@@ -48,7 +50,8 @@ RankRecord record_of(int rank, int64_t first_step, int64_t end_step, int64_t shi
   for (int64_t at = first_step; at < first_step + 3; ++at) {
     const auto x = static_cast<double>(at);
     record.gpu_samples.push_back({rank, at, 5 * at, x + .01, x + .02, x + .03, x + .04, x + .05,
-                                  x + .06, x + .07, x + .08, x + .09, x + .10, x + .11, x + .12});
+                                  x + .06, x + .07, x + .08, x + .09, x + .10, x + .11, x + .12,
+                                  x + .13, x + .14, x + .15, x + .16});
     record.gpu_samples.back().power_watts = GpuSample::kUnknown;
   }
   record.memory.push_back({first_step, format("weights of {}", rank), 1234 + rank, rank % 2});
@@ -84,6 +87,40 @@ TEST_F(TraceFile, KeepsEarlierWindowsAndReplacesStepsThatAreRecordedAnew) {
   expected.gpu_samples.insert(expected.gpu_samples.end(), later.gpu_samples.begin(),
                               later.gpu_samples.end());
   EXPECT_EQ(trace.ranks.front().gpu_samples, expected.gpu_samples);
+}
+
+void write_rank(h5::Group group, const RankRecord& record) {
+  group.set_attribute("place", std::string_view(record.place));
+  group.set_attribute("host", std::string_view(record.host));
+  group.set_attribute("clock_skew_ns", record.clock_skew_ns);
+  write_rows(group, "events", event_fields(), std::vector<TraceEvent>{});
+  write_rows(group, "memory", memory_fields(), std::vector<MemoryFileRow>{});
+}
+
+TEST_F(TraceFile, ReadsGpuSamplesOfAFileWithoutTheLaterColumns) {
+  const RankRecord record = record_of(0, 5, 6);
+  {
+    h5::File file = h5::File::create(path_);
+    file.set_attribute("format_version", kTraceVersion);
+    file.set_attribute("deck", std::string_view("deck text"));
+    for (const char* axis : {"pipeline", "data", "tensor"}) file.set_attribute(axis, int64_t{1});
+    write_names(file, "names", {});
+    write_rows(file, "samples", sample_fields(), record.samples);
+    std::vector<h5::Field> columns = gpu_sample_fields();
+    EXPECT_GT(std::erase_if(columns, [](const h5::Field& field) { return field.optional; }), 0u);
+    write_rows(file, "gpu_samples", columns, record.gpu_samples);
+    write_rank(file.create_group(rank_group(0)), record);
+    file.close();
+  }
+  std::vector<GpuSample> expected = record.gpu_samples;
+  for (GpuSample& sample : expected) {
+    sample.sm_activity = sample.tensor_activity = sample.sm_occupancy =
+        sample.memory_bandwidth_utilisation = GpuSample::kUnknown;
+  }
+  EXPECT_EQ(read_trace(path_).ranks.front().gpu_samples, expected);
+  write({1, 1, 1}, {record});
+  expected.insert(expected.end(), record.gpu_samples.begin(), record.gpu_samples.end());
+  EXPECT_EQ(read_trace(path_).ranks.front().gpu_samples, expected) << "a job that goes on";
 }
 
 TEST_F(TraceFile, StartsAnewOnAnotherMesh) {

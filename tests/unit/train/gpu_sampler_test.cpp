@@ -40,6 +40,8 @@ TEST(GpuSampler, ReadsEveryFigureInItsUnit) {
   EXPECT_EQ(first.nvlink_received_bytes, 0);
   EXPECT_DOUBLE_EQ(last.nvlink_received_bytes, 20 * 1024);
   EXPECT_DOUBLE_EQ(last.nvlink_sent_bytes, 10 * 1024);
+  std::this_thread::sleep_for(std::chrono::milliseconds(110));  // gpu_activity_test has the figures
+  EXPECT_NEAR(sampler.take().front().sm_activity, 0.10, 0.01);
   EXPECT_EQ(sampler.take().size(), 1u) << "what was taken is not taken again";
 }
 

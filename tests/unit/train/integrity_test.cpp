@@ -3,12 +3,10 @@
 
 #include <gtest/gtest.h>
 
-#include "voltapile/comm/transport.hpp"
 #include "voltapile/deck/parse.hpp"
 
 #include "bit_digest.hpp"
-#include "run_state.hpp"
-#include "session.hpp"
+#include "ready_engine.hpp"
 #include "small_run.hpp"
 
 namespace voltapile {
@@ -64,24 +62,15 @@ std::string checked(std::vector<std::string> layout, Part part, int victim) {
   const Plan plan = make_plan(parse_deck(testing::kSmallDeck, "test.toml", layout));
   std::string said;
   const auto job = [&](std::unique_ptr<Communicator> world) {
-    const int self = world->rank();
-    const auto device = make_cpu_device(1);
-    Links links = make_plan_links(plan, std::move(world), *device, Transport::automatic);
-    RankContext context(plan, *device, links, self);
-    initialise(context, 1);
-    Engine engine(context, plan.train);
-    engine.set_state({.loss_scale = 1});
-    const BatchRing ring = make_ring(context, plan.train, 1);
-    for (const BatchMemory& batch : ring.batches) {
-      std::fill(batch.pictures.begin(), batch.pictures.end(), uint8_t{77});
-      std::fill(batch.labels.begin(), batch.labels.end(), 3);
-    }
-    engine.issue({.learning_rate = 1e-3}, ring.batches.front(), {});
+    testing::ReadyEngine ready(plan, std::move(world));
+    RankContext& context = ready.context;
+    Engine& engine = ready.engine;
+    ready.issue();
     engine.wait_for_step();
     engine.drain();
-    Integrity integrity(context, *links.world);
+    Integrity integrity(context, *ready.links.world);
     for (size_t i = 0; i < context.chunks().size(); ++i) integrity.check(engine, 1);
-    if (self == victim && part != Part::nothing) {
+    if (ready.rank == victim && part != Part::nothing) {
       const int chunk = context.chunks().front();
       const TensorView t = part == Part::weights  ? context.weights(chunk)
                            : part == Part::master ? context.state(chunk, StatePart::master)
@@ -92,7 +81,7 @@ std::string checked(std::vector<std::string> layout, Part part, int victim) {
       integrity.check(engine, 1);
     } catch (const SharedError& error) {
       EXPECT_EQ(error.code(), ExitCode::failure);
-      if (self == 0) said = error.what();
+      if (ready.rank == 0) said = error.what();
     }
   };
   spawn_ranks(plan.mesh.size(), job);
@@ -150,21 +139,14 @@ TEST(Integrity, finds_a_chunk_that_is_computed_with_other_bits) {
   GTEST_SKIP() << "the fault is a race, and meant as one";
 #endif
   const Plan plan = make_plan(parse_deck(testing::kSmallDeck, "test.toml", {}));
-  const auto device = make_cpu_device(1);
-  Links links = make_plan_links(plan, make_solo(), *device, Transport::automatic);
-  RankContext context(plan, *device, links, 0);
-  initialise(context, 1);
-  Engine engine(context, plan.train);
-  engine.set_state({.loss_scale = 1});
-  const BatchRing ring = make_ring(context, plan.train, 1);
-  std::fill(ring.batches[0].pictures.begin(), ring.batches[0].pictures.end(), uint8_t{77});
-  std::fill(ring.batches[0].labels.begin(), ring.batches[0].labels.end(), 3);
-  engine.issue({.learning_rate = 1e-3}, ring.batches.front(), {});
+  testing::ReadyEngine ready(plan, make_solo());
+  Engine& engine = ready.engine;
+  ready.issue();
   engine.wait_for_step();
   engine.drain();
   EXPECT_TRUE(engine.repeats(0));
   std::atomic<bool> over = false;
-  auto* weight = static_cast<uint32_t*>(context.weights(0).data) + 5;
+  auto* weight = static_cast<uint32_t*>(ready.context.weights(0).data) + 5;
   std::thread harm([&] {
     while (!over) __atomic_fetch_xor(weight, 1u << 23, __ATOMIC_RELAXED);
   });
