@@ -115,9 +115,9 @@ release() { "$@" release build "" "" -Dcuda=disabled; }
 
 # Lines are all that a report needs; with the places of variables too (-g), some files take six
 # times as long. Code that need not go on after a report is half as long, and -Og again compiles
-# in two thirds of the time; ThreadSanitizer's build would gain a tenth of its time. Several files
-# at once (unity) compile in half; in the other stages each is alone and so proves its includes.
-lean=(-Db_lundef=false -Ddebug=false -Dc_args=-g1 -Dunity=on -Dunity_size=8
+# in two thirds of the time; ThreadSanitizer's build would gain a tenth of its time. Whole modules
+# at once (unity) compile in half; in the other stages each file proves its includes alone.
+lean=(-Db_lundef=false -Ddebug=false -Dc_args=-g1 -Dunity=on -Dunity_size=100
   -Donednn=disabled -Dcuda=disabled)
 address() {
   "$@" "address, undefined" build-asan "" "unit thread fuzz" -Db_sanitize=address,undefined \
