@@ -45,20 +45,20 @@ template <int kDim>
 struct HopperChoice;
 template <>
 struct HopperChoice<64> {
-  using Type = Shapes<HopperShape<64, 3, 128, 10, 2, true>, HopperShape<64, 3, 112, 12, 2, true>,
-                      HopperShape<64, 3, 96, 14, 2, true>>;
+  using Type = Shapes<HopperShape<64, 3, 128, 10, true>, HopperShape<64, 3, 112, 12, true>,
+                      HopperShape<64, 3, 96, 14, true>>;
 };
 template <>
 struct HopperChoice<80> {
-  using Type = Shapes<HopperShape<80, 3, 128, 8, 2, false>, HopperShape<80, 3, 96, 10, 2, true>>;
+  using Type = Shapes<HopperShape<80, 3, 128, 8, false>, HopperShape<80, 3, 96, 10, true>>;
 };
 template <>
 struct HopperChoice<96> {
-  using Type = Shapes<HopperShape<96, 2, 128, 6, 2, true>>;
+  using Type = Shapes<HopperShape<96, 2, 128, 6, true>>;
 };
 template <>
 struct HopperChoice<128> {
-  using Type = Shapes<HopperShape<128, 2, 128, 5, 2, true>, HopperShape<128, 2, 96, 6, 2, true>>;
+  using Type = Shapes<HopperShape<128, 2, 128, 5, true>, HopperShape<128, 2, 96, 6, true>>;
 };
 
 // Calls f(shape) with the one for so many tokens.

@@ -180,7 +180,6 @@ __device__ __forceinline__ void attend(const HopperOperands& o, uint32_t shared,
         commit_stores();
         stored = queries.empty();
       }
-      if constexpr (S::kSlots == 1) give_back();
     }
     next -= item.count;
     // A warpgroup takes part in every phase of every barrier, or it could take one for the next.

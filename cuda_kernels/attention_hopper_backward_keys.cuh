@@ -167,7 +167,7 @@ class HopperBackwardKeys {
     stored_ = 0;
   }
 
-  // result (64 keys x 64 queries) = own (64 x dims, within 128) of (64 x dims)^T; not committed.
+  // result (64 keys x 64 queries) = own (64 x dims, within kKeys) of (64 x dims)^T; not committed.
   __device__ __forceinline__ void begin_product(Scores& result, uint32_t own, uint32_t of) const {
     pin(result);
     begin_products();

@@ -12,7 +12,8 @@ struct HopperBackwardShape {
   static constexpr int kDim = kDim_, kBlocks = kBlocks_;
   static constexpr int kQueries = 64, kGroups = 2, kKeys = kGroups * kBlocks * 64;
   static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kRegisters = 232, kCopierRegisters = 40;
+  static constexpr int kRegisters = 232, kCopierRegisters = 40;  // of a thread
+  static_assert(128 * (kGroups * kRegisters + kCopierRegisters) <= kMultiprocessorRegisters);
 
   // A tile's rows lie in columns of 64 numbers, each a swizzled matrix of rows of 128 bytes.
   static constexpr int kColumns = kDim / 64;
@@ -31,8 +32,11 @@ struct HopperBackwardShape {
   static constexpr int kRowsAt = kStagingAt + kGroups * kPartBytes;
   static constexpr int kRowsBytes = 2 * kQueries * 4;
   static constexpr int kBarriersAt = kRowsAt + 2 * kRowsBytes;
-  static constexpr int kSharedBytes = kBarriersAt + 8 * (2 * 6 + 2 + 2 * kSlots);
-  static_assert(kSharedBytes <= 227 * 1024);
+  static constexpr int kTurnBarriers = 6;  // for each of the two tiles of queries
+  static constexpr int kOutBarriersAt = kBarriersAt + 2 * kTurnBarriers * 8;
+  static constexpr int kSlotBarriersAt = kOutBarriersAt + 2 * 8;
+  static constexpr int kSharedBytes = kSlotBarriersAt + kSlots * 2 * 8;
+  static_assert(kSharedBytes <= kMostSharedBytes);
 
   // float4 of scratch that a thread block needs for a tile of queries: dQ and the row sums.
   static constexpr int kPartialOfTile = (kQueries * kDim + kQueries) / 4;
@@ -114,7 +118,7 @@ struct HopperOut {
   uint32_t parity = 0;
 
   __device__ __forceinline__ uint32_t tile() const { return shared + S::kOutAt; }
-  __device__ __forceinline__ uint32_t full() const { return shared + S::kBarriersAt + 96; }
+  __device__ __forceinline__ uint32_t full() const { return shared + S::kOutBarriersAt; }
   __device__ __forceinline__ uint32_t empty() const { return full() + 8; }
 };
 
@@ -127,7 +131,7 @@ struct HopperSlot {
 
   __device__ __forceinline__ uint32_t tile() const { return shared + slot * S::kKeyBytes; }
   __device__ __forceinline__ uint32_t full() const {
-    return shared + S::kBarriersAt + 112 + slot * 16;
+    return shared + S::kSlotBarriersAt + slot * 16;
   }
   __device__ __forceinline__ uint32_t empty() const { return full() + 8; }
   __device__ __forceinline__ void advance() {

@@ -4,6 +4,10 @@
 
 namespace voltapile::cuda {
 
+// Of sm_90 (CUDA C++ Programming Guide, "Compute Capabilities"): 32-bit registers of a
+// multiprocessor, and shared memory that a thread block can have.
+inline constexpr int kMultiprocessorRegisters = 64 * 1024, kMostSharedBytes = 227 * 1024;
+
 #if VP_HAS_WGMMA
 // A head of a sample: number `index` of the B * H of o.
 struct HopperHead {

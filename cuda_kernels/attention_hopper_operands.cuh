@@ -5,16 +5,20 @@
 
 namespace voltapile::cuda {
 
-// The kernel's choices. kSlots: tiles of queries a warpgroup may have in shared memory. kOverlap:
-// whether a warpgroup computes the next scores beside its own exponentials, too.
-template <int kDim_, int kGroups_, int kKeys_, int kStages_, int kSlots_, bool kOverlap_>
+// The kernel's choices. kGroups: warpgroups that compute. kKeys: of a tile of keys or values, of
+// which the ring has kStages. kOverlap: whether a warpgroup sums the values of one tile beside its
+// own exponentials of the next, too.
+template <int kDim_, int kGroups_, int kKeys_, int kStages_, bool kOverlap_>
 struct HopperShape {
   static constexpr int kDim = kDim_, kGroups = kGroups_, kKeys = kKeys_, kStages = kStages_;
-  static constexpr int kSlots = kSlots_;
   static constexpr bool kOverlap = kOverlap_;
   static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kRegisters = kGroups == 2 ? 240 : kGroups == 3 ? 160 : 112;
-  static constexpr int kCopierRegisters = kGroups == 3 ? 32 : 24;
+  static constexpr int kSlots = 2;  // tiles of queries that a warpgroup has in shared memory
+  // A thread's; together no more than a multiprocessor has.
+  static_assert(kGroups == 2 || kGroups == 3);
+  static constexpr int kRegisters = kGroups == 2 ? 240 : 160;
+  static constexpr int kCopierRegisters = kGroups == 2 ? 24 : 32;
+  static_assert(128 * (kGroups * kRegisters + kCopierRegisters) <= kMultiprocessorRegisters);
 
   // A tile's rows lie in columns of 64 numbers, each a swizzled matrix, and a narrower one.
   static constexpr int kColumns = kDim / 64, kTail = kDim % 64, kTailBytes = 2 * kTail;
@@ -24,7 +28,7 @@ struct HopperShape {
   static constexpr int kQueriesAt = kStages * kStageBytes;
   static constexpr int kBarriersAt = kQueriesAt + kGroups * kSlots * kQueryBytes;
   static constexpr int kSharedBytes = kBarriersAt + 16 * (kStages + kGroups * kSlots);
-  static_assert(kSharedBytes <= 227 * 1024);
+  static_assert(kSharedBytes <= kMostSharedBytes);
 };
 
 struct HopperOperands {

@@ -15,7 +15,7 @@ class HopperRows {
   using Scores = float[S::kKeys / 2];
   using Probabilities = uint32_t[S::kKeys / 4];
 
-  __device__ __forceinline__ HopperRows(float scale) : scale_(scale * kLog2E) {}
+  __device__ __forceinline__ explicit HopperRows(float scale) : scale_(scale * kLog2E) {}
 
   // Scores of a tile of keys; committed, not awaited.
   __device__ __forceinline__ void begin_scores(Scores& s, uint32_t queries, uint32_t keys) {
@@ -103,11 +103,12 @@ class HopperRows {
       total_[half] = total_[half] * shrink_[half] + (total + total_odd);
     }
   }
-  // Brings the sums to the newest maximum, and rounds the newest probabilities.
+  // Brings the sums to the newest maximum.
   __device__ __forceinline__ void shrink_sums() {
 #pragma unroll
     for (int i = 0; i < S::kDim / 2; ++i) sums_[i] *= shrink_[i / 2 % 2];
   }
+  // The newest probabilities, as the left factor of begin_sums().
   __device__ __forceinline__ void round(const Scores& s, Probabilities& p) {
 #pragma unroll
     for (int i = 0; i < S::kKeys / 4; ++i) p[i] = pack_pair<T>(s[2 * i], s[2 * i + 1]);

@@ -129,7 +129,9 @@ __device__ __forceinline__ void store_matrices_transposed(uint32_t address, cons
 
 // What wgmma takes for a matrix in shared memory whose rows of kRowBytes (32, 64 or 128) lie one
 // after the other, swizzled over kRowBytes, the first on 1024 bytes. `across`: bytes from one
-// column of such rows to the next, where a product is wider than a row.
+// column of such rows to the next, where a product is wider than a row. In units of 16 bytes: bits
+// 0 to 13 the address, from 16 on `across`, from 32 on eight rows; bits 62 and 63 the swizzle (PTX
+// ISA, "Matrix Descriptor Format" of wgmma).
 template <int kRowBytes>
 __device__ __forceinline__ uint64_t matrix_at(uint32_t address, int across = 16) {
   static_assert(kRowBytes == 32 || kRowBytes == 64 || kRowBytes == 128);
@@ -185,7 +187,9 @@ struct WarpgroupProduct;
 #define VP_N64 VP_N56 ",%56,%57,%58,%59,%60,%61,%62,%63"
 #define VP_WGMMA(columns, type) \
   "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type
-// r0 to r5: numbers of the operands that follow d's registers.
+// r0 to r5: numbers of the operands that follow d's registers. The instruction's last numbers:
+// signs of a and of b; then, for a in shared memory and for b, 0 where its rows run along the
+// depth.
 #define VP_PRODUCT(T, type, columns, registers, r0, r1, r2, r3, r4, r5)                       \
   template <>                                                                                 \
   struct WarpgroupProduct<T, columns> {                                                       \

@@ -27,24 +27,44 @@ __device__ __forceinline__ uint32_t warp_most(uint32_t v) {
 #endif
 }
 
-// How the numbers of a run are rounded.
+// How the numbers of a run, from -127 to 127, are rounded: the code in bits 16 to 23.
 struct Nearest {
   __device__ __forceinline__ Nearest(uint64_t, uint64_t, uint32_t) {}
-  __device__ __forceinline__ float operator()(float wanted, int) const { return rintf(wanted); }
+  __device__ __forceinline__ uint32_t operator()(float wanted, int) const {
+    return static_cast<uint32_t>(__float2int_rn(wanted)) << 16;
+  }
 };
+// Up if drawn + 1/2 < 2^16 * fraction. With n = ceil(2^16 * wanted - 1/2) the code is
+// floor((n + 2^16 - 1 - drawn) / 2^16). Rounded upwards, the difference passes no integer.
 struct AtRandom {
   __device__ __forceinline__ AtRandom(uint64_t draw, uint64_t seed, uint32_t item) {
     const auto drawn = random_words(seed, Purpose::quantise, item, draw);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = drawn[i];
+    for (int i = 0; i < 4; ++i) rest[i] = ~drawn[i];
   }
-  __device__ __forceinline__ float operator()(float wanted, int i) const {
-    const float below = floorf(wanted);
-    const uint32_t half = i % 2 == 0 ? words[i / 2] & 0xffffu : words[i / 2] >> 16;
-    return below + (static_cast<float>(half) + 0.5f < (wanted - below) * 65536.0f ? 1.0f : 0.0f);
+  __device__ __forceinline__ uint32_t operator()(float wanted, int i) const {
+    const int n = __float2int_ru(__fmaf_ru(wanted, 65536.0f, -0.5f));
+    return static_cast<uint32_t>(n) + (i % 2 == 0 ? rest[i / 2] & 0xffffu : rest[i / 2] >> 16);
   }
-  uint32_t words[4];
+  uint32_t rest[4];  // 2^16 - 1 less what was drawn, two in each
 };
+
+// The greatest magnitude's bits as an f32's, which have the magnitudes' order, NaN above all.
+__device__ __forceinline__ uint32_t most_of(const Pack<float, kRun>& x) {
+  uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) most = max(most, __float_as_uint(fabsf(x.v[i])));
+  return most;
+}
+template <class T>  // of 16 bits, whose magnitudes have that order too
+__device__ __forceinline__ uint32_t most_of(const Pack<T, kRun>& x) {
+  const auto words = __builtin_bit_cast(Pack<uint32_t, kRun / 2>, x);
+  uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < kRun / 2; ++i) most = __vmaxu2(most, words.v[i] & 0x7fff7fffu);
+  const auto greatest = static_cast<uint16_t>(max(most & 0xffffu, most >> 16));
+  return __float_as_uint(widen(__builtin_bit_cast(T, greatest)));
+}
 
 template <class T, bool kWhole>
 __device__ __forceinline__ Pack<T, kRun> load(const T* from, int64_t at, int64_t n) {
@@ -82,22 +102,22 @@ template <class T, class Round, bool kWhole>
 __device__ __forceinline__ void quantise_run(const Pack<T, kRun>& x, uint64_t seed, uint32_t item,
                                              uint64_t first, int64_t mine, int64_t n, int8_t* codes,
                                              float* scales) {
-  uint32_t most = 0;  // bits of magnitudes have the magnitudes' order, NaN above all
-#pragma unroll
-  for (int i = 0; i < kRun; ++i) most = max(most, __float_as_uint(fabsf(widen(x.v[i]))));
-  most = warp_most(most);
+  const Round round((first + static_cast<uint64_t>(mine)) / kRun, seed, item);
+  const uint32_t most = warp_most(most_of(x));
   const float greatest = __uint_as_float(most);
   const bool finite = most < kInfinity, counts = finite && greatest >= kLeast;
-  const float inverse = counts ? __fdiv_rn(127.0f, greatest) : 0.0f;
-  Pack<int8_t, kRun> code;
-  const Round round((first + static_cast<uint64_t>(mine)) / kRun, seed, item);
+  Pack<uint32_t, kRun / 4> code{};
+  if (counts) {
+    const float inverse = __fdiv_rd(127.0f, greatest);
+    uint32_t shifted[kRun];
 #pragma unroll
-  for (int i = 0; i < kRun; ++i) {
-    const float wanted = counts ? __fmul_rn(widen(x.v[i]), inverse) : 0.0f;
-    code.v[i] =
-        static_cast<int8_t>(__float2int_rz(fminf(fmaxf(round(wanted, i), -127.0f), 127.0f)));
+    for (int i = 0; i < kRun; ++i) shifted[i] = round(__fmul_rn(widen(x.v[i]), inverse), i);
+#pragma unroll
+    for (int i = 0; i < kRun; i += 4)
+      code.v[i / 4] = __byte_perm(__byte_perm(shifted[i], shifted[i + 1], 0x62),
+                                  __byte_perm(shifted[i + 2], shifted[i + 3], 0x62), 0x5410);
   }
-  store<int8_t, kWhole>(code, codes, mine, n);
+  store<int8_t, kWhole>(__builtin_bit_cast(Pack<int8_t, kRun>, code), codes, mine, n);
   if (threadIdx.x % 32 == 0)
     scales[mine / kQuantiseBlock] = !finite  ? std::numeric_limits<float>::quiet_NaN()
                                     : counts ? __fdiv_rn(greatest, 127.0f)
@@ -149,9 +169,15 @@ __global__ void __launch_bounds__(kThreads)
   for (int u = 0; u < kPerWarp; ++u) {
     const int64_t at = first + u * kThreads * kRun;
     if (at >= n) continue;
+    const auto words = __builtin_bit_cast(Pack<uint32_t, kRun / 4>, run[u]);
     Pack<T, kRun> out;
 #pragma unroll
-    for (int i = 0; i < kRun; ++i) out.v[i] = narrow<T>(static_cast<float>(run[u].v[i]) * scale[u]);
+    for (int i = 0; i < kRun; ++i) {
+      // 2^23 + 128 + code, put together from bytes: an addition is faster than a conversion.
+      const uint32_t raised =
+          __byte_perm(words.v[i / 4] ^ 0x80808080u, 0x4b000000u, 0x7650 + i % 4);
+      out.v[i] = narrow<T>((__uint_as_float(raised) - 8388736.0f) * scale[u]);
+    }
     if (kAligned && at + kRun <= n) store<T, true>(out, y, at, n);
     else store<T, false>(out, y, at, n);
   }

@@ -38,24 +38,21 @@ std::vector<Tensor> saved_tensors(const Architecture& a, const Layer& layer, con
   switch (layer.kind) {
     case LayerKind::embedding: break;
     case LayerKind::block:
-      add("input", {e.rows, e.dim});
-      if (keep_cheap) add("norm1", {e.rows, e.dim});
+      // The exact ones side by side: what is stored in another type goes in as few pieces.
       add_exact("mean1", {e.rows}, e.acc);
       add_exact("rstd1", {e.rows}, e.acc);
+      add_exact("mean2", {e.rows}, e.acc);
+      add_exact("rstd2", {e.rows}, e.acc);
+      if (a.model.qk_norm) add_exact("qk_stats", {e.full, 2, e.heads, 2}, e.acc);
+      if (!s.rebuild_attention) add_exact("lse", {e.samples, e.heads, e.tokens}, e.acc);
+      add("input", {e.rows, e.dim});
+      if (keep_cheap) add("norm1", {e.rows, e.dim});
       add("qkv", {e.full, 3 * e.attention});
-      if (a.model.qk_norm) {
-        if (keep_cheap) add("qkv_normed", {e.full, 3 * e.attention});
-        add_exact("qk_stats", {e.full, 2, e.heads, 2}, e.acc);
-      }
-      if (!s.rebuild_attention) {
-        add("attention", {e.full, e.attention});
-        add_exact("lse", {e.samples, e.heads, e.tokens}, e.acc);
-      }
+      if (a.model.qk_norm && keep_cheap) add("qkv_normed", {e.full, 3 * e.attention});
+      if (!s.rebuild_attention) add("attention", {e.full, e.attention});
       if (a.model.layer_scale != 0) add("branch1", {e.rows, e.dim});
       add("middle", {e.rows, e.dim});
       if (keep_cheap) add("norm2", {e.rows, e.dim});
-      add_exact("mean2", {e.rows}, e.acc);
-      add_exact("rstd2", {e.rows}, e.acc);
       add("fc1", {e.full, e.mlp});
       if (keep_cheap) add("gelu", {e.full, e.mlp});
       if (a.model.layer_scale != 0) add("branch2", {e.rows, e.dim});

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "voltapile/base/error.hpp"
 #include "voltapile/plan/plan.hpp"
@@ -162,23 +163,33 @@ int64_t StoredLayout::drawn_blocks() const {
   return blocks;
 }
 
+namespace {
+// Makes `next`, which comes later in memory, part of `piece` where one kernel can do both. What is
+// copied as it is may have what aligns it in between.
+bool append(StoredTensor& piece, const StoredTensor& next) {
+  if (next.from != piece.from || next.type != piece.type || next.quantised != piece.quantised)
+    return false;
+  const size_t item = bytes_of(piece.type);
+  const size_t gap = next.offset - piece.offset - static_cast<size_t>(piece.elements) * item;
+  if (piece.quantised ? gap > 0 || piece.elements % StoredTensor::kBlock != 0 : gap >= kAlignment)
+    return false;
+  piece.elements = static_cast<int64_t>((next.offset - piece.offset) / item) + next.elements;
+  return true;
+}
+}  // namespace
+
 StoredLayout stored_layout(const Plan& plan, const Phase& phase, int chunk_number) {
   const Chunk& chunk = plan.chunks[static_cast<size_t>(chunk_number)];
   const bool in_8_bits = plan.deck.memory.activations == ActivationStore::int8;
   StoredLayout layout;
   const auto add = [&](Value from, size_t offset, const Tensor& tensor) {
-    StoredTensor piece{
-        .from = from, .offset = offset, .type = tensor.dtype, .elements = tensor.shape.elements()};
-    piece.at = layout.bytes;
-    piece.quantised = in_8_bits && !tensor.exact;
-    if (piece.quantised) {
-      layout.bytes += aligned(static_cast<size_t>(piece.elements));
-      piece.scales_at = layout.bytes;
-      layout.bytes += aligned(static_cast<size_t>(piece.blocks()) * sizeof(float));
-    } else {
-      layout.bytes += aligned(tensor.bytes());
-    }
-    layout.pieces.push_back(piece);
+    StoredTensor piece{.from = from,
+                       .offset = offset,
+                       .type = tensor.dtype,
+                       .elements = tensor.shape.elements(),
+                       .quantised = in_8_bits && !tensor.exact};
+    if (layout.pieces.empty() || !append(layout.pieces.back(), piece))
+      layout.pieces.push_back(piece);
   };
   const TensorLayout saved = chunk_saved(plan.architecture, layers_of(chunk), phase.sizes);
   if (in_8_bits)
@@ -187,6 +198,15 @@ StoredLayout stored_layout(const Plan& plan, const Phase& phase, int chunk_numbe
   else if (saved.bytes > 0)  // as a whole
     add(Value::saved, 0, {"saved", {static_cast<int64_t>(saved.bytes)}, DType::u8});
   if (chunk_number > 0) add(Value::activation, 0, boundary_tensor(plan.architecture, phase.sizes));
+  for (StoredTensor& piece : layout.pieces) {
+    const auto place = [&](size_t bytes) {
+      return std::exchange(layout.bytes, layout.bytes + aligned(bytes));
+    };
+    const auto elements = static_cast<size_t>(piece.elements);
+    piece.at = place(elements * (piece.quantised ? 1 : bytes_of(piece.type)));
+    if (piece.quantised)
+      piece.scales_at = place(static_cast<size_t>(piece.blocks()) * sizeof(float));
+  }
   return layout;
 }
 

@@ -40,7 +40,9 @@ class Quantise : public Conformance {
       if (std::isnan(most)) scales[b] = NAN;
       if (!(most >= 0x1p-119f)) continue;
       scales[b] = most / 127.0f;
-      const float inverse = 127.0f / most;
+      float inverse = 127.0f / most;
+      if (static_cast<double>(inverse) > 127 / static_cast<double>(most))
+        inverse = std::nextafter(inverse, 0.0f);
       for (int64_t i = begin; i < end; ++i) {
         const auto wanted = static_cast<float>(static_cast<double>(static_cast<float>(x[i])) *
                                                static_cast<double>(inverse));
@@ -52,7 +54,7 @@ class Quantise : public Conformance {
           const double half = words[e / 2 % 4] >> 16 * (e % 2) & 0xffffu;
           if ((half + 0.5) / 65536 < static_cast<double>(wanted) - code) code += 1;
         }
-        codes[i] = std::clamp(code, -127.0f, 127.0f);
+        codes[i] = code;
       }
     }
   }
@@ -81,6 +83,31 @@ TEST_P(Quantise, codes_are_those_of_the_rule_to_the_bit) {
           x, {.seed = 1ull << 40, .item = 9, .state = placed, .first_index = 3 * kQuantiseBlock},
           12345);
     }
+}
+
+// Of nearly every greatest magnitude, the quotient rounded to the nearest is too large for some.
+TEST_P(Quantise, no_code_passes_127) {
+  Values values(4096 * kQuantiseBlock, 0.0);
+  for (int64_t b = 0; b < 4096; ++b) {
+    values[b * kQuantiseBlock] = 1 + b / 4096.0;
+    values[b * kQuantiseBlock + 1] = -1 - b / 4096.0;
+  }
+  const Tensor x = given(type(), {static_cast<int64_t>(values.size())}, values);
+  for (const Rounding& rounding : {Rounding{}, Rounding{.seed = 6}}) {
+    expect_rule(x, rounding, 0);
+    for (const double code : read(store(x, rounding).codes)) ASSERT_NE(code, 128);
+  }
+}
+
+// Fractions that are no f32 where the number is a small negative one, and halves of 2^-16.
+TEST_P(Quantise, fractions_are_compared_exactly) {
+  const double near[] = {-0.5 / 65536,  -0.49999997 / 65536, -0.3,       -1e-6,      1e-30,
+                         100.5 / 65536, -65535.5 / 65536,    126.999985, -126.99998, -127,
+                         0.999999};
+  Values values(2048 * kQuantiseBlock);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = near[i % std::size(near)];
+  for (size_t i = 0; i < values.size(); i += kQuantiseBlock) values[i] = 127;  // a scale of 1
+  expect_rule(given(type(), {static_cast<int64_t>(values.size())}, values), {.seed = 4}, 0);
 }
 
 TEST_P(Quantise, ties_go_to_the_even_code) {

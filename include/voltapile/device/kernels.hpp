@@ -260,8 +260,9 @@ class Kernels {
   // --- 8-bit storage
   // codes (n) u8, each a signed byte from -127 to 127; scales (ceil(n / kQuantiseBlock)) f32: the
   // greatest magnitude of a block, divided by 127. Computed in f32; code = x * (127 / greatest),
-  // rounded. A block below 2^-119 counts as zeros. One with a number that is not finite gets a NaN
-  // as its scale, so that all of it is read back as NaN.
+  // the quotient rounded down so that no product passes 127, then rounded. A block below 2^-119
+  // counts as zeros. One with a number that is not finite gets a NaN as its scale, so that all of
+  // it is read back as NaN.
   virtual void quantise_8bit(TensorView x, const Rounding&, TensorView codes, TensorView scales,
                              Stream&) = 0;
   // y (n) working = code * scale

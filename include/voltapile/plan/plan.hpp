@@ -163,8 +163,9 @@ SaveSize save_size(const Plan& plan, int pp_rank);
 // MB where it was measured (H200, CUDA 13.0; tests/benchmark/planned_memory.py). 0 for a CPU.
 size_t driver_bytes(const Plan& plan, int pp_rank);
 
-// How what a forward saved waits for its backward where it is not left as it is: one piece a tensor
-// of `saved`, and the chunk's input.
+// How what a forward saved waits for its backward where it is not left as it is: tensors of `saved`
+// that follow each other are one piece, since a kernel's start costs as much as a small tensor; and
+// the chunk's input.
 struct StoredTensor {
   Value from{};       // saved or activation
   size_t offset = 0;  // in it

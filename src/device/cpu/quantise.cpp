@@ -30,19 +30,20 @@ float quantise_block(const float* x, int64_t n, Draw&& draw, int8_t* codes) {
     std::fill_n(codes, n, int8_t{0});
     return most >= kInfinity ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
   }
-  const float inverse = 127.0f / greatest;
+  float inverse = 127.0f / greatest;
+  if (static_cast<double>(inverse) * greatest > 127) inverse = std::nextafter(inverse, 0.0f);
   if constexpr (std::is_null_pointer_v<std::decay_t<Draw>>) {
     for (int64_t i = 0; i < n; ++i)
-      codes[i] =
-          static_cast<int8_t>(std::clamp(std::nearbyint(product(x[i], inverse)), -127.0f, 127.0f));
+      codes[i] = static_cast<int8_t>(std::nearbyint(product(x[i], inverse)));
   } else {
     for (int64_t i = 0; i < n; i += 8) {
       const std::array<uint32_t, 4> words = draw(i);
       for (int64_t j = i; j < std::min(i + 8, n); ++j) {
         const float wanted = product(x[j], inverse), below = std::floor(wanted);
         const uint32_t half = words[static_cast<size_t>((j - i) / 2)] >> 16 * (j % 2) & 0xffffu;
-        const float up = static_cast<float>(half) + 0.5f < (wanted - below) * 65536.0f ? 1 : 0;
-        codes[j] = static_cast<int8_t>(std::clamp(below + up, -127.0f, 127.0f));
+        const double fraction = static_cast<double>(wanted) - below;  // exact, as in f32 it is not
+        const float up = half + 0.5 < fraction * 65536 ? 1 : 0;
+        codes[j] = static_cast<int8_t>(below + up);
       }
     }
   }
