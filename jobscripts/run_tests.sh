@@ -3,7 +3,8 @@
 # thread suites under AddressSanitizer with UndefinedBehaviorSanitizer, and what has threads under
 # ThreadSanitizer.
 # Where CUDA is installed, the program is built with it too, and with CUDA 12 for Volta; no GPU is
-# needed for that. The last line counts individual test cases over all of it: `N passed, N failed`.
+# needed for that. What the later stages need is compiled while the first is tested, each into its
+# FOLDER/build.log. The last line counts individual test cases over all of it: `N passed, N failed`.
 set -euo pipefail
 
 usage() {
@@ -59,17 +60,13 @@ begin_as() {
     meson setup --reconfigure "$folder" "$@" >"$folder/setup.log" 2>&1; } || rm -rf "$folder"
 }
 
-stages=()
-# run_stage NAME FOLDER "COMMAND PREFIX" "SUITES" [MESON OPTIONS]: configures the folder, builds
-# what the tests of these suites need (of all, if none is named; -NAME: without that one) and runs
-# them. Whatever goes wrong is left to be read from the reports: every stage runs and counts.
+# prepare FOLDER "SUITES" [MESON OPTIONS]: configures the folder and selects the tests of these
+# suites (of all, if none is named; -NAME: without that one).
 # like=OTHER before it: what a stage of the same options but these has compiled is taken over.
-run_stage() {
-  local name=$1 folder=$2 prefix=$3 suites=$4 suite selection=()
-  shift 4
-  local reports=$PWD/$folder/test-reports
-  say "" "Testing: $name"
-  stages+=("$name=$reports")
+prepare() {
+  local folder=$1 suites=$2 suite
+  shift 2
+  selection=()
   for suite in $suites; do
     case $suite in
       -*) selection+=(--no-suite "${suite#-}") ;;
@@ -77,57 +74,121 @@ run_stage() {
     esac
   done
   if [ -n "${like-}" ]; then begin_as "$like" "$folder" "$@"; fi
-  if ! configure "$folder" "$@"; then
-    mkdir -p "$reports"
+  configure "$folder" "$@"
+}
+
+# begin_reports NAME FOLDER: an empty folder for the stage's reports; says where in $reports.
+stages=()
+begin_reports() {
+  reports=$PWD/$2/test-reports
+  stages+=("$1=$reports")
+  rm -rf "$reports"
+  mkdir -p "$reports"
+}
+
+# A stage is a function that calls run_stage or build_stage, whichever it is given, with
+#   NAME FOLDER "COMMAND PREFIX" "SUITES" [MESON OPTIONS]
+# run_stage builds what the tests of these suites need and runs them. Whatever goes wrong is left to
+# be read from the reports: every stage runs and counts.
+run_stage() {
+  local name=$1 folder=$2 prefix=$3 reports selection
+  say "" "Testing: $name"
+  if ! prepare "$folder" "${@:4}"; then
+    begin_reports "$name" "$folder"
     echo "not configured" >"$reports/not_run"
     return 0
   fi
-  rm -rf "$reports"
-  mkdir -p "$reports"
+  begin_reports "$name" "$folder"
   meson test -C "$folder" --print-errorlogs --timeout-multiplier "$patience" "${selection[@]}" \
     --wrapper "${prefix}sh '$PWD/tests/support/report_case.sh' '$reports'" || true
   if [ -z "$(ls -A "$reports")" ]; then echo "not built" >"$reports/not_run"; fi
 }
 
+# build_stage only builds. What fails here fails again, and is shown, when the stage is run.
+build_stage() {
+  local folder=$2 selection
+  prepare "$folder" "${@:4}" &&
+    meson test -C "$folder" "${selection[@]}" --wrapper true >"$folder/build.log" 2>&1
+}
+
+release() { "$@" release build "" "" -Dcuda=disabled; }
+
+# Lines are all that a report needs; with the places of variables too (-g), some files take six
+# times as long. Code that need not go on after a report is half as long, and -Og again compiles
+# in two thirds of the time; ThreadSanitizer's build would gain a tenth of its time. Whole modules
+# at once (unity) compile in half; in the other stages each file proves its includes alone.
+lean=(-Db_lundef=false -Ddebug=false -Dc_args=-g1 -Dunity=on -Dunity_size=100
+  -Donednn=disabled -Dcuda=disabled)
+address() {
+  "$@" "address, undefined" build-asan "" "unit thread fuzz" -Db_sanitize=address,undefined \
+    -Doptimization=g "-Dcpp_args=-g1 -fno-sanitize-recover=all" "${lean[@]}"
+}
+thread() {
+  # g++ 12's ThreadSanitizer cannot start under the widest address randomisation of newer kernels.
+  local fixed_addresses=""
+  if setarch -R true 2>/dev/null; then fixed_addresses="setarch -R "; fi
+  "$@" thread build-tsan "$fixed_addresses" "unit thread -pure" -Db_sanitize=thread \
+    -Doptimization=1 -Dcpp_args=-g1 "${lean[@]}"
+}
+cuda() {
+  local suites=cuda archs=90
+  if [ $full = yes ]; then archs=80,90; fi
+  if [ -e /dev/nvidiactl ]; then suites="cuda gpu"; fi
+  PATH=$(dirname "$nvcc"):$PATH like=build "$@" cuda build-cuda "" "$suites" \
+    -Dcuda=enabled -Dgpu_arch=$archs
+}
+volta() {
+  local cuda12=${VOLTAPILE_CUDA12-build-cuda12} reports # where it lies, or is to be unpacked
+  if jobscripts/unpack_cuda12.sh "$cuda12"; then
+    PATH=$(realpath "$cuda12")/tk/bin:$PATH like=build "$@" "cuda for Volta" build-volta \
+      "" cuda -Dcuda=enabled -Dgpu_arch=70 \
+      -Dpng=disabled -Djpeg=disabled # and what may be left out
+  else
+    begin_reports "cuda for Volta" build-volta
+    echo "CUDA 12 could not be unpacked" >"$reports/not_run"
+  fi
+}
+
+later=() # stages after release
+if [ $quick = no ]; then later+=(address thread); fi
+# nvcc is often installed without being on PATH.
+if nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc); then
+  later+=(cuda)
+  if [ $quick = no ] && "$nvcc" --version | grep -q "release 1[3-9]"; then later+=(volta); fi
+fi
+
+# build_ahead STAGE...: builds one after another while release is tested, most of whose tests wait
+# much of their time, and says which one it is through with. It takes only what those leave idle.
+build_ahead() {
+  local stage
+  chrt --idle --pid 0 $BASHPID || renice -n 19 $BASHPID
+  until compgen -G "build/test-reports/*" >/dev/null; do sleep 1; done
+  for stage in "$@"; do
+    $stage build_stage || true
+    echo "$stage" >&3
+  done
+} 3>&1 >/dev/null 2>&1
+
 install_packages "${voltapile_packages[@]}" || say "Going on with what this machine has."
 install_packages "${slurm_packages[@]}" ||
   say "Without Slurm, the tests of its job script are skipped."
-run_stage release build "" "" -Dcuda=disabled
-if [ $quick = no ]; then
-  # Lines are all that a report needs; with the places of variables too (-g), some files take six
-  # times as long. Code that need not go on after a report is half as long, and -Og again compiles
-  # in two thirds of the time; ThreadSanitizer's build would gain a tenth of its time.
-  lean=(-Db_lundef=false -Ddebug=false -Dc_args=-g1 -Donednn=disabled -Dcuda=disabled)
-  suites="unit thread fuzz"
-  run_stage "address, undefined" build-asan "" "$suites" -Db_sanitize=address,undefined \
-    -Doptimization=g "-Dcpp_args=-g1 -fno-sanitize-recover=all" "${lean[@]}"
-  # g++ 12's ThreadSanitizer cannot start under the widest address randomisation of newer kernels.
-  fixed_addresses=""
-  if setarch -R true 2>/dev/null; then fixed_addresses="setarch -R "; fi
-  run_stage thread build-tsan "$fixed_addresses" "unit thread -pure" -Db_sanitize=thread \
-    -Doptimization=1 -Dcpp_args=-g1 "${lean[@]}"
-fi
 
-# nvcc is often installed without being on PATH.
-if nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc); then
-  suites=cuda archs=90
-  if [ $full = yes ]; then archs=80,90; fi
-  if [ -e /dev/nvidiactl ]; then suites="cuda gpu"; fi
-  PATH=$(dirname "$nvcc"):$PATH like=build run_stage cuda build-cuda "" "$suites" \
-    -Dcuda=enabled -Dgpu_arch=$archs
-  if [ $quick = no ] && "$nvcc" --version | grep -q "release 1[3-9]"; then
-    cuda12=${VOLTAPILE_CUDA12-build-cuda12} # where it lies, or is to be unpacked
-    if jobscripts/unpack_cuda12.sh "$cuda12"; then
-      PATH=$(realpath "$cuda12")/tk/bin:$PATH like=build run_stage "cuda for Volta" build-volta \
-        "" cuda -Dcuda=enabled -Dgpu_arch=70 \
-        -Dpng=disabled -Djpeg=disabled # and what may be left out
-    else
-      stages+=("cuda for Volta=$PWD/build-volta/test-reports")
-      mkdir -p build-volta/test-reports
-      echo "CUDA 12 could not be unpacked" >build-volta/test-reports/not_run
-    fi
-  fi
-fi
+rm -rf build/test-reports
+set -m # a process group of its own, to be ended as one
+coproc ahead { build_ahead "${later[@]}"; }
+set +m
+# shellcheck disable=SC2064,SC2154 # the group of now; coproc sets it
+trap "kill -- -$ahead_PID 2>/dev/null || true" EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+exec 4<&"${ahead[0]}"
+
+release run_stage
+for stage in ${later[@]+"${later[@]}"}; do
+  # Nobody else may build in its folder meanwhile. Where the other has ended, there is nobody.
+  while read -r built <&4 && [ "$built" != "$stage" ]; do :; done
+  $stage run_stage
+done
 
 table=()
 if [ $full = yes ]; then table=(--markdown docs/RELIABILITY.md --figures "$VOLTAPILE_FIGURES"); fi

@@ -50,7 +50,9 @@ install_packages() {
     "  ${missing[*]}"
   local log quiet=(env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0)
   log=$(mktemp)
-  if ! { "${as_root[@]}" "${quiet[@]}" update &&
+  # The lists of packages are fetched once, whoever else sources this later on.
+  if ! { { [ -n "${VOLTAPILE_LISTS_FETCHED-}" ] || "${as_root[@]}" "${quiet[@]}" update; } &&
+    export VOLTAPILE_LISTS_FETCHED=1 &&
     "${as_root[@]}" "${quiet[@]}" install -y --no-install-recommends "${missing[@]}"; } \
     >"$log" 2>&1; then
     tail -n 20 "$log" >&2

@@ -65,7 +65,7 @@ std::string count_of(const std::string& name) {
                      name.size() - base.size() - 2 - std::string_view(" buffers").size());
 }
 
-std::string show(size_t bytes) { return show_bytes(static_cast<double>(bytes)); }
+std::string amount(size_t bytes) { return show_bytes(static_cast<double>(bytes)); }
 
 class Table {
  public:
@@ -83,19 +83,19 @@ class Table {
     if (hardware_.overhead_bytes > 0) {
       std::vector<std::string> held{"  driver, libraries, kernels"}, all{"  in use, by the driver"};
       for (const Kind& kind : kinds_) {
-        held.push_back(show(in_use(kind) - total(kind, Home::device)));
-        all.push_back(show(in_use(kind)));
+        held.push_back(amount(in_use(kind) - total(kind, Home::device)));
+        all.push_back(amount(in_use(kind)));
       }
       table_.add(std::move(held));
       table_.add(std::move(all));
     }
     if (const auto limit = plan_.deck.memory.device_limit_bytes) {
       std::vector<std::string> cells{"  memory.device_limit = " +
-                                     show(static_cast<size_t>(*limit))};
+                                     amount(static_cast<size_t>(*limit))};
       for (const Kind& kind : kinds_) {
         const auto used = static_cast<int64_t>(in_use(kind));
-        cells.push_back(used <= *limit ? show(static_cast<size_t>(*limit - used)) + " left"
-                                       : show(static_cast<size_t>(used - *limit)) + " over");
+        cells.push_back(used <= *limit ? amount(static_cast<size_t>(*limit - used)) + " left"
+                                       : amount(static_cast<size_t>(used - *limit)) + " over");
       }
       table_.add(std::move(cells));
     }
@@ -131,7 +131,7 @@ class Table {
       table_.add(std::move(cells));
     }
     std::vector<std::string> cells{"  total"};
-    for (const Kind& kind : kinds_) cells.push_back(show(total(kind, home)));
+    for (const Kind& kind : kinds_) cells.push_back(amount(total(kind, home)));
     table_.add(std::move(cells));
   }
 
@@ -140,8 +140,8 @@ class Table {
       if (line.home == home && base_name(line.name) == name) {
         const std::string count = count_of(line.name);
         return (count.empty() ? "" : count + " x ") +
-               (count.empty() ? show(line.bytes)
-                              : show(line.bytes / static_cast<size_t>(std::stoi(count))));
+               (count.empty() ? amount(line.bytes)
+                              : amount(line.bytes / static_cast<size_t>(std::stoi(count))));
       }
     return "-";
   }
@@ -182,11 +182,11 @@ std::string memory_table(const Plan& plan, const Hardware& hardware, size_t colu
   for (int rank = 0; rank < plan.mesh.pp; ++rank)
     host += plan.bytes_at(Home::host, rank) * static_cast<size_t>(plan.mesh.dp * plan.mesh.tp);
   const auto limit = plan.deck.memory.host_limit_bytes;
-  text +=
-      format("{}host memory of all {} rank{}: {}{}\n", indent, plan.mesh.size(),
-             plan.mesh.size() == 1 ? "" : "s", show(host),
-             limit ? format("; memory.host_limit = {} a machine", show(static_cast<size_t>(*limit)))
-                   : std::string());
+  text += format(
+      "{}host memory of all {} rank{}: {}{}\n", indent, plan.mesh.size(),
+      plan.mesh.size() == 1 ? "" : "s", amount(host),
+      limit ? format("; memory.host_limit = {} a machine", amount(static_cast<size_t>(*limit)))
+            : std::string());
   return text;
 }
 

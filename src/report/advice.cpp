@@ -18,7 +18,7 @@ constexpr double kBubble = 0.10, kExposed = 0.10, kLoader = 0.05, kOptimizer = 0
 constexpr double kLaunch = 0.70;
 // A weight that a product reads serves this many rows at least, or reading weights bounds it: about
 // the FLOP a byte at which the matrix units of GPUs since Volta keep up with their memory.
-constexpr int64_t kRows = 256;
+constexpr int64_t kEnoughRows = 256;
 // Of a GPU on which kernels run all the time, the share of SMs that have work: below, kernels are
 // too small for it.
 constexpr double kGpuBusy = 0.8, kSmActivity = 0.6;
@@ -150,14 +150,14 @@ Found launch(const Facts& f) {
 
 Found small_batch(const Facts& f) {
   const int64_t rows = f.micro * f.tokens;
-  if (rows >= kRows || f.device != DeviceKind::cuda || f.micros == 1) return {};
-  const int64_t micro = std::min((kRows + f.tokens - 1) / f.tokens, f.micro * f.micros);
+  if (rows >= kEnoughRows || f.device != DeviceKind::cuda || f.micros == 1) return {};
+  const int64_t micro = std::min((kEnoughRows + f.tokens - 1) / f.tokens, f.micro * f.micros);
   return Advice{
       .rule = "small micro-batch",
       .title = "Matrix products have too few rows",
       .evidence = format("a micro-batch of {} has {} rows, so every weight that is read "
                          "serves {} of them; below {} a product is bound by reading weights",
-                         f.micro, rows, rows, kRows),
+                         f.micro, rows, rows, kEnoughRows),
       .key = "batch.micro",
       .change = format("{}", micro),
       .gain =

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMostRanks = 64;
+constexpr size_t kMostLanes = 64;
 constexpr size_t kMostGpuPoints = 500;
 
 int64_t begin_of(const Trace& trace) {
@@ -107,7 +107,7 @@ Json lanes_data(const Trace& trace, const Plan& plan) {
 }
 
 Json heat_data(const Trace& trace, const Plan& plan) {
-  const size_t ranks = std::min(kMostRanks, trace.ranks.size());
+  const size_t ranks = std::min(kMostLanes, trace.ranks.size());
   const size_t layers = plan.architecture.layers.size();
   const double steps = static_cast<double>(trace.end_step() - trace.first_step());
   std::vector<std::vector<double>> seconds(layers, std::vector<double>(ranks, 0)), bytes = seconds;
@@ -155,7 +155,7 @@ Json heat_data(const Trace& trace, const Plan& plan) {
 Json memory_data(const Trace& trace) {
   Json result = Json::array();
   const auto each = static_cast<size_t>(trace.mesh.dp * trace.mesh.tp);
-  for (size_t rank = 0; rank < trace.ranks.size() && result.size() < kMostRanks; rank += each) {
+  for (size_t rank = 0; rank < trace.ranks.size() && result.size() < kMostLanes; rank += each) {
     const RankRecord& record = trace.ranks[rank];
     int64_t last = 0;
     for (const MemoryRow& row : record.memory) last = std::max(last, row.time_ns);
@@ -170,7 +170,7 @@ Json memory_data(const Trace& trace) {
 Json samples_data(const Trace& trace) {
   Json result = Json::array();
   const int64_t begin = begin_of(trace);
-  for (size_t rank = 0; rank < std::min(kMostRanks, trace.ranks.size()); ++rank) {
+  for (size_t rank = 0; rank < std::min(kMostLanes, trace.ranks.size()); ++rank) {
     Json seconds = Json::array(), resident = Json::array();
     for (const HostSample& sample : trace.ranks[rank].samples) {
       seconds.push_back(1e-3 * static_cast<double>((sample.time_ns - begin) / 1'000'000));
@@ -188,7 +188,7 @@ Json gpus_data(const Trace& trace) {
   for (const RankRecord& rank : trace.ranks)
     for (const GpuSample& sample : rank.gpu_samples) begin = std::min(begin, sample.time_ns);
   for (const RankRecord& rank : trace.ranks) {
-    if (rank.gpu_samples.empty() || result.size() == kMostRanks) continue;
+    if (rank.gpu_samples.empty() || result.size() == kMostLanes) continue;
     Json seconds = Json::array();
     std::array<std::pair<const char*, double GpuSample::*>, 9> columns{
         {{"busy", &GpuSample::utilisation},

@@ -73,7 +73,7 @@ class Events {
   int64_t begin_ns_;
 };
 
-int64_t begin_of(const Trace& trace) {
+int64_t first_moment(const Trace& trace) {
   int64_t begin = std::numeric_limits<int64_t>::max();
   for (const RankRecord& rank : trace.ranks) {
     for (const TraceEvent& event : rank.events) begin = std::min(begin, event.begin_ns);
@@ -85,7 +85,7 @@ int64_t begin_of(const Trace& trace) {
 }  // namespace
 
 void write_perfetto(const Trace& trace, const std::filesystem::path& path) {
-  Events events(begin_of(trace));
+  Events events(first_moment(trace));
   for (size_t rank = 0; rank < trace.ranks.size(); ++rank) {
     const RankRecord& record = trace.ranks[rank];
     events.metadata(rank, 0, "process_name", format("{} on {}", record.place, record.host));

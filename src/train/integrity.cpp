@@ -13,7 +13,7 @@ namespace voltapile {
 
 namespace {
 
-constexpr size_t kStagingBytes = size_t{16} << 20;
+constexpr size_t kComparedBytes = size_t{16} << 20;
 
 template <class T>
 void add_rounded(BitDigest& digest, const float* values, size_t count) {
@@ -27,7 +27,7 @@ void add_rounded(BitDigest& digest, const float* values, size_t count) {
 }
 
 // A line each: place, faults, copies.
-std::string write(const RankCopies& rank) {
+std::string text_of(const RankCopies& rank) {
   std::string text = rank.place + "\n";
   for (const std::string& fault : rank.own_faults) text += "fault " + fault + "\n";
   for (const Copy& copy : rank.copies)
@@ -35,7 +35,7 @@ std::string write(const RankCopies& rank) {
   return text;
 }
 
-RankCopies read(const std::string& text) {
+RankCopies rank_copies(const std::string& text) {
   RankCopies rank;
   std::istringstream lines(text);
   std::getline(lines, rank.place);
@@ -103,14 +103,14 @@ std::vector<std::string> find_corruption(const std::vector<RankCopies>& ranks) {
 Integrity::Integrity(RankContext& context, Communicator& control)
     : context_(context),
       control_(control),
-      staging_(context.device().allocate_host(kStagingBytes, "state to be compared")) {}
+      staging_(context.device().allocate_host(kComparedBytes, "state to be compared")) {}
 
 uint64_t Integrity::digest_of(const void* data, size_t bytes) {
   Device& device = context_.device();
   Stream& stream = device.stream(Lane::d2h);
   BitDigest digest;
-  for (size_t begin = 0; begin < bytes; begin += kStagingBytes) {
-    const size_t length = std::min(kStagingBytes, bytes - begin);
+  for (size_t begin = 0; begin < bytes; begin += kComparedBytes) {
+    const size_t length = std::min(kComparedBytes, bytes - begin);
     device.copy(staging_.data(), static_cast<const std::byte*>(data) + begin, length, stream);
     device.wait_on_host(device.record(stream));
     digest.add(staging_.data(), length);
@@ -136,8 +136,8 @@ void Integrity::add_weights(int chunk, RankCopies& mine) {
       Device& device = context_.device();
       Stream& stream = device.stream(Lane::d2h);
       BitDigest rounded;
-      for (size_t begin = 0; begin < master.bytes(); begin += kStagingBytes) {
-        const size_t length = std::min(kStagingBytes, master.bytes() - begin);
+      for (size_t begin = 0; begin < master.bytes(); begin += kComparedBytes) {
+        const size_t length = std::min(kComparedBytes, master.bytes() - begin);
         device.copy(staging_.data(), static_cast<const std::byte*>(master.data) + begin, length,
                     stream);
         device.wait_on_host(device.record(stream));
@@ -216,7 +216,8 @@ void Integrity::check(Engine& engine, int64_t step) {
           format("its device computed chunk {} twice, with other bits", chunk));
   }
   std::vector<RankCopies> ranks;
-  for (const std::string& text : control_.gather_text(write(mine))) ranks.push_back(read(text));
+  for (const std::string& text : control_.gather_text(text_of(mine)))
+    ranks.push_back(rank_copies(text));
   const std::vector<std::string> faults = find_corruption(ranks);
   if (faults.empty()) return;
   throw SharedError(

@@ -191,7 +191,7 @@ TEST(Simulation, takes_each_instructions_own_time_where_there_is_one) {
 }
 
 TEST(SteadyState, is_reached) {
-  int exposed = 0;
+  int looks = 0, exposed = 0;
   for (const std::string& name : schedule_names())
     for (ScheduleShape shape : shape_grid(name))
       for (const bool early : {false, true}) {
@@ -212,10 +212,11 @@ TEST(SteadyState, is_reached) {
           ASSERT_NEAR(state.bubble.fraction, later.fraction, 1e-9) << show(name, shape);
           ASSERT_NEAR(state.bubble.exposed_optimizer, later.exposed_optimizer, 1e-9)
               << show(name, shape);
+          ++looks;
           exposed += later.exposed_optimizer > 0.05;
         }
       }
-  EXPECT_GT(exposed, 100);
+  EXPECT_GT(exposed, looks / 12);
 }
 
 TEST(Simulation, norm_waits_for_every_rank) {
