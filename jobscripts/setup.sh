@@ -51,8 +51,8 @@ install_packages() {
   local log quiet=(env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0)
   log=$(mktemp)
   # The lists of packages are fetched once, whoever else sources this later on.
-  if ! { { [ -n "${VOLTAPILE_LISTS_FETCHED-}" ] || "${as_root[@]}" "${quiet[@]}" update; } &&
-    export VOLTAPILE_LISTS_FETCHED=1 &&
+  if ! { { [ -n "${apt_lists_fetched-}" ] || "${as_root[@]}" "${quiet[@]}" update; } &&
+    export apt_lists_fetched=1 &&
     "${as_root[@]}" "${quiet[@]}" install -y --no-install-recommends "${missing[@]}"; } \
     >"$log" 2>&1; then
     tail -n 20 "$log" >&2
