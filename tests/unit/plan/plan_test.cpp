@@ -254,14 +254,17 @@ TEST(Memory, EightBitActivationsTakeAboutAQuarterOfF32) {
   EXPECT_EQ(pieces.size(), size_t{4 * 2 + 1});
 }
 
-TEST(Memory, OfEightBitsLeavesAttentionToBeRebuilt) {
+TEST(Memory, OfEightBitsLeavesWhatIsCheapToBeRebuilt) {
   Deck deck = test::sample_deck();
   EXPECT_FALSE(make_plan(deck).train.sizes.rebuild_attention);
+  EXPECT_EQ(make_plan(deck).train.sizes.recompute, Recompute::none);
   deck.memory.activations = ActivationStore::int8;
   EXPECT_TRUE(make_plan(deck).train.sizes.rebuild_attention);
+  EXPECT_EQ(make_plan(deck).train.sizes.recompute, Recompute::selective);
   EXPECT_FALSE(make_plan(deck).eval.sizes.rebuild_attention);
   deck.memory.recompute = Recompute::layers;  // which rebuilds everything
   EXPECT_FALSE(make_plan(deck).train.sizes.rebuild_attention);
+  EXPECT_EQ(make_plan(deck).train.sizes.recompute, Recompute::layers);
 }
 
 TEST(Plan, IsAPureFunctionOfItsDeck) {
