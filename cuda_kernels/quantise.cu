@@ -107,6 +107,7 @@ __device__ __forceinline__ void quantise_run(const Pack<T, kRun>& x, uint64_t se
   const float greatest = __uint_as_float(most);
   const bool finite = most < kInfinity, counts = finite && greatest >= kLeast;
   Pack<uint32_t, kRun / 4> code{};
+  static_assert(sizeof(code) == sizeof(Pack<int8_t, kRun>));  // CUDA 12 casts to no type unseen yet
   if (counts) {
     const float inverse = __fdiv_rd(127.0f, greatest);
     uint32_t shifted[kRun];

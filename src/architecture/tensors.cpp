@@ -38,9 +38,9 @@ std::vector<Tensor> saved_tensors(const Architecture& a, const Layer& layer, con
   switch (layer.kind) {
     case LayerKind::embedding: break;
     case LayerKind::block:
-      // The exact ones side by side: what is stored in another type goes in as few pieces. The
-      // residual stream has a few channels far larger than the rest, and a LayerNorm computed anew
-      // from what is exact is exact.
+      // The exact ones side by side: what is stored in another type goes in as few pieces. A
+      // LayerNorm or attention computed anew from what is exact is exact, and of the noise that
+      // would be left most would come from rounded q and k.
       add_exact("mean1", {e.rows}, e.acc);
       add_exact("rstd1", {e.rows}, e.acc);
       add_exact("mean2", {e.rows}, e.acc);
@@ -49,8 +49,8 @@ std::vector<Tensor> saved_tensors(const Architecture& a, const Layer& layer, con
       if (!s.rebuild_attention) add_exact("lse", {e.samples, e.heads, e.tokens}, e.acc);
       add_exact("input", {e.rows, e.dim}, e.working);
       add_exact("middle", {e.rows, e.dim}, e.working);
+      add_exact("qkv", {e.full, 3 * e.attention}, e.working);
       if (keep_cheap) add("norm1", {e.rows, e.dim});
-      add("qkv", {e.full, 3 * e.attention});
       if (a.model.qk_norm && keep_cheap) add("qkv_normed", {e.full, 3 * e.attention});
       if (!s.rebuild_attention) add("attention", {e.full, e.attention});
       if (a.model.layer_scale != 0) add("branch1", {e.rows, e.dim});

@@ -186,8 +186,9 @@ class Page {
                  all = forecast_.activation_bytes_without_recompute;
     if (deck_.memory.activations == ActivationStore::int8 &&
         deck_.memory.recompute != Recompute::layers)
-      return format("{} on the heaviest rank in 8 bits; norms, GELU and attention are recomputed",
-                    show_bytes(kept));
+      return format(
+          "{} on the heaviest rank, the MLP's in 8 bits; norms, GELU and attention are recomputed",
+          show_bytes(kept));
     if (deck_.memory.recompute == Recompute::none)
       return format("{} on the heaviest rank, nothing recomputed", show_bytes(all));
     return format(
