@@ -184,8 +184,7 @@ class Page {
   std::string activations() const {
     const double kept = forecast_.activation_bytes,
                  all = forecast_.activation_bytes_without_recompute;
-    if (deck_.memory.activations == ActivationStore::int8 &&
-        deck_.memory.recompute != Recompute::layers)
+    if (plan_.train.sizes.rebuild_attention)
       return format(
           "{} on the heaviest rank, the MLP's in 8 bits; norms, GELU and attention are recomputed",
           show_bytes(kept));

@@ -207,10 +207,10 @@ StoredLayout stored_layout(const Plan& plan, const Phase& phase, int chunk_numbe
     input.exact = phase.sizes.recompute != Recompute::layers;  // as inputs of the blocks within
     add(Value::activation, 0, input);
   }
+  const auto place = [&](size_t bytes) {
+    return std::exchange(layout.bytes, layout.bytes + aligned(bytes));
+  };
   for (StoredTensor& piece : layout.pieces) {
-    const auto place = [&](size_t bytes) {
-      return std::exchange(layout.bytes, layout.bytes + aligned(bytes));
-    };
     const auto elements = static_cast<size_t>(piece.elements);
     piece.at = place(elements * (piece.quantised ? 1 : bytes_of(piece.type)));
     if (piece.quantised)

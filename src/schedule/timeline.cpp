@@ -169,7 +169,7 @@ Bubble bubble(const Timeline& timeline, int ranks, int64_t step) {
     const double share = (idle.total - idle.on_weights) / length;
     result.per_rank[static_cast<size_t>(rank)] = share;
     result.fraction += share / ranks;
-    const double on_weights = idle_time.of(rank, begin, window.end).on_weights;
+    const double on_weights = idle_time.of(rank, begin, window.begin).on_weights + idle.on_weights;
     result.exposed_optimizer += on_weights / (window.end - begin) / ranks;
   }
   return result;
